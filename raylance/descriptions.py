@@ -45,6 +45,7 @@ _HOMES = {
     "raylance.samples.pack_tokens": ("PackTokens",),
     "raylance.source.costs": ("TokensOf",),
     "raylance.source.derived": ("Renamed",),
+    "raylance.decode.clips": ("Clip",),
     "raylance.decode.patches": ("FramePatches", "Patches"),
     "raylance.source.videos": ("Video",),
     "raylance.source.lerobot": ("Camera", "DepthCamera", "Task"),

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from raylance.arguments import check_flag, check_integer, check_name
 from raylance.decode.arrays import holds_files
+from raylance.decode.clips import Clip
 from raylance.decode.column import lengths_of, read_only
 from raylance.decode.decoder import CountedDecoder, Decoder, Draws
 from raylance.decode.pixels import CODEC, Box, PixelDecoder, Pixels, Rules, resize_into, shown_size, size_in_head
@@ -192,22 +193,24 @@ def _numbers(column: pa.ChunkedArray) -> tuple[list[int], Int64Array]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FramePatches(Decoder):
-    """Cuts the frames of a `raylance.Video` into patches, as the Qwen-VL family takes videos: uint8 (n, p, channels *
-    temporal * patch * patch), `temporal` frames in each patch, and `<name>_grid`, int32 (n, 3), the numbers of patches
-    of a sample in time, height and width. `pixel_values_videos` are `(patches.flatten(0, 1) / 255 - mean) / std`, by
-    channel. Pass it to `raylance.dataset` in `columns`, beside the `Video`.
+    """Cuts the frames of a `raylance.Video` or `raylance.Clip` into patches, as the Qwen-VL family takes videos: uint8
+    (n, p, channels * temporal * patch * patch), `temporal` frames in each patch, and `<name>_grid`, int32 (n, 3), the
+    numbers of patches of a sample in time, height and width. `pixel_values_videos` are `(patches.flatten(0, 1) / 255 -
+    mean) / std`, by channel. Pass it to `raylance.dataset` in `columns`: beside the `Video`, or with the `Clip` in it,
+    `FramePatches(raylance.Clip("video", 8))`.
 
     Frames are resized as by `raylance.Patches`. If `temporal` does not divide the frames of a sample, the last one is
     repeated.
 
     Attributes:
-        column: Name of the `Video` column.
+        column: Name of the `Video` column; or a `Clip`, whose column it is then.
         patch: Side of a patch, in pixels.
         merge: The model merges `merge` x `merge` patches into a token.
         min_pixels: Smaller frames are enlarged to at least this number of pixels.
         max_pixels: Larger frames are reduced to at most this number of pixels.
         temporal: Number of frames of a patch.
         name: Name of the column in batches; None for `column`.
+        clip: The `Clip`; None for frames of a `Video`.
         source: Shape of a sample as it is decoded; set when the dataset is opened.
 
     Raises:
@@ -220,16 +223,22 @@ class FramePatches(Decoder):
     max_pixels: int = 768 * 28 * 28
     temporal: int = 2
     name: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
+    clip: Clip | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
     source: tuple[int, ...] = dataclasses.field(default=(), init=False, repr=False)
 
     dtype = np.dtype(np.uint8)
     content = "frames"
-    of_frames = True
     adds = (GRID,)
 
     def __post_init__(self) -> None:
-        where = f"FramePatches({self.column!r})"
+        given: Any = self.column
+        where = f"FramePatches({given!r})"
+        if isinstance(given, Clip) and self.clip is None:
+            object.__setattr__(self, "clip", given)
+            object.__setattr__(self, "column", given.column)
         check_name(f"{where}.column", self.column)
+        if self.clip is not None and not (isinstance(self.clip, Clip) and self.clip.column == self.column):
+            raise ConfigError(f"{where}: clip={self.clip!r} is no Clip of this column. Give FramePatches the Clip.")
         if self.name is not None:
             check_name(f"{where}.name", self.name)
         _check_sizes(self, where)
@@ -239,6 +248,26 @@ class FramePatches(Decoder):
         see `Patches.grid`.
         """
         return -(-frames // self.temporal), *_grid(self, height, width)
+
+    @property
+    def of_frames(self) -> bool:  # type: ignore[override]  # others know it without their fields
+        """Whether a reader makes the frames."""
+        return self.clip is None
+
+    @property
+    def draws(self) -> int:
+        """See `Decoder.draws`."""
+        return 0 if self.clip is None else self.clip.draws
+
+    @property
+    def is_random(self) -> bool:
+        """See `Decoder.is_random`."""
+        return self.clip is not None and self.clip.is_random
+
+    @property
+    def codec(self) -> str:
+        """See `Decoder.codec`."""
+        return "" if self.clip is None else self.clip.codec
 
     @property
     def found_grid(self) -> tuple[int, int, int]:
@@ -253,7 +282,15 @@ class FramePatches(Decoder):
     @property
     def companions(self) -> tuple[Decoder, ...]:
         """The decoder of the grid."""
-        return (PatchGrid(self.column, self, of_frames=True),)
+        return (PatchGrid(self.column, self, of_frames=self.of_frames),)
+
+    def resolve(self, encoded: memoryview) -> Self:
+        """See `Decoder.resolve`: takes the size of a stored video if the clip has none."""
+        clip = self.clip and self.clip.resolve(encoded)
+        if clip is None:
+            return self
+        _grid(self, *clip.shape[1:3])
+        return self._found(clip=clip, source=clip.shape)
 
     def of_type(self, kind: pa.DataType, leader: Decoder | None) -> Self:
         """Returns the setting for a column of frames of this type.
@@ -320,6 +357,10 @@ class PatchGrid(Decoder):
     def of_type(self, kind: pa.DataType, leader: Decoder | None) -> Self:
         """See `Decoder.of_type`."""
         return self._found(of=self.of.of_type(kind, leader))
+
+    def resolve(self, encoded: memoryview) -> Self:
+        """See `Decoder.resolve`."""
+        return self._found(of=self.of.resolve(encoded))
 
     def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[Any]) -> None:
         """Writes the three numbers of an image, or of a sample of frames, into `out`."""
@@ -395,11 +436,16 @@ class _CutFrames:
 
     def __init__(self, patches: FramePatches) -> None:
         self._patches, self._cutter = patches, _Cutter(patches)
+        self._frames = np.empty((0, 0, 0, 0) if patches.clip is None else patches.clip.shape, dtype=np.uint8)
 
     def decode_into(self, encoded: memoryview, draws: Draws, out: Pixels) -> None:
-        """Cuts the frames of a sample; `encoded` has the pixels."""
+        """Cuts the frames of a sample; `encoded` has the pixels, or the video of a clip."""
         patches = self._patches
-        frames = np.frombuffer(encoded, np.uint8).reshape(-1, *patches.source[-3:])
+        if patches.clip is None:
+            frames = np.frombuffer(encoded, np.uint8).reshape(-1, *patches.source[-3:])
+        else:
+            frames = self._frames
+            patches.clip.decode_into(encoded, draws, frames)
         times, high, wide = patches.found_grid
         made = out.reshape(times, high * wide, _CHANNELS, patches.temporal, -1)
         for number in range(times * patches.temporal):

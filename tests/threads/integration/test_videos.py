@@ -3,6 +3,7 @@
 import builtins
 import io
 import itertools
+import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -319,6 +320,41 @@ def test_frames_become_patches_with_time_first(
     for wrong in ({"patch": 0}, {"max_pixels": 3}, {"temporal": "a"}, {"size": 3}):
         with pytest.raises(ConfigError, match="patch|pixels|temporal"):
             raylance.images.FramePatches("top", **wrong)
+
+
+@pytest.mark.parametrize("start", ["first", "random"])
+def test_clips_become_patches(tmp_path: Path, start: Any) -> None:
+    """Those of the frames that the clip itself gives; bad videos are masked."""
+    videos = [encode(scene(seed, 20 + seed), gop=6) for seed in range(9)]
+    videos[5] = b"no video"
+    uri = write_videos(str(tmp_path / "clips.lance"), videos, "2.2")
+    clip = raylance.Clip("video_bytes", 5, stride=2, start=start, short="repeat", hflip=0.5, crop=(32, 32))
+    cut = raylance.images.FramePatches(clip, patch=8, merge=2, min_pixels=16, max_pixels=1024)
+    settings: dict[str, Any] = {"on_bad_row": "mask", "remainder": "ragged", "seed": 3, "max_bad_rows": None}
+    data = raylance.dataset(uri, columns=[cut], **settings)
+    with data.loader(runtime="threads", num_decoders=2) as loader:
+        batches = list(itertools.islice(loader.iter_batches(global_batch_size=4), 1))
+        state = json.loads(json.dumps(loader.state_dict()))
+    with data.loader(runtime="threads") as loader:
+        loader.load_state_dict(state)
+        batches += loader.iter_batches(global_batch_size=4)
+    frames = list(raylance.dataset(uri, columns=[clip], **settings).iter_batches(batch_size=4))
+    for batch, of_clip in zip(batches, frames, strict=True):
+        assert batch["_valid"].tolist() == of_clip["_valid"].tolist()
+        assert batch["video_bytes"].shape[1:] == (3 * 4 * 4, 3 * 2 * 64)
+        for patches, grid, valid, taken in zip(
+            batch["video_bytes"], batch["video_bytes_grid"], batch["_valid"], of_clip["video_bytes"], strict=True
+        ):
+            if valid:
+                assert grid.tolist() == [3, 4, 4]
+                made = patches.reshape(3, 2, 2, 2, 2, 3, 2, 8, 8).transpose(0, 6, 1, 3, 7, 2, 4, 8, 5)
+                assert np.array_equal(made.reshape(6, 32, 32, 3), taken[[0, 1, 2, 3, 4, 4]])
+    assert sum(int((~batch["_valid"]).sum()) for batch in batches) == 1
+    for wrong in ({"column": "other", "clip": clip}, {"column": clip, "clip": clip}, {"column": "a", "clip": 3}):
+        with pytest.raises(ConfigError, match="FramePatches"):
+            raylance.images.FramePatches(**wrong)
+    with pytest.raises(BadRowError):
+        list(raylance.dataset(uri, columns=[cut]).iter_batches(batch_size=4))
 
 
 def test_all_frames_of_a_sample_get_one_part(made: Callable[..., Any], write_dataset: Callable[..., str]) -> None:
