@@ -196,14 +196,14 @@ class FramePatches(Decoder):
     """Cuts the frames of a `raylance.Video` or `raylance.Clip` into patches, as the Qwen-VL family takes videos: uint8
     (n, p, channels * temporal * patch * patch), `temporal` frames in each patch, and `<name>_grid`, int32 (n, 3), the
     numbers of patches of a sample in time, height and width. `pixel_values_videos` are `(patches.flatten(0, 1) / 255 -
-    mean) / std`, by channel. Pass it to `raylance.dataset` in `columns`: beside the `Video`, or with the `Clip` in it,
-    `FramePatches(raylance.Clip("video", 8))`.
+    mean) / std`, by channel. Pass it to `raylance.dataset` in `columns`: beside the `Video`, or in place of the `Clip`,
+    `FramePatches("video", clip=raylance.Clip("video", 8))`.
 
     Frames are resized as by `raylance.Patches`. If `temporal` does not divide the frames of a sample, the last one is
     repeated.
 
     Attributes:
-        column: Name of the `Video` column; or a `Clip`, whose column it is then.
+        column: Name of the `Video` column, or of the column of the `Clip`.
         patch: Side of a patch, in pixels.
         merge: The model merges `merge` x `merge` patches into a token.
         min_pixels: Smaller frames are enlarged to at least this number of pixels.
@@ -231,14 +231,12 @@ class FramePatches(Decoder):
     adds = (GRID,)
 
     def __post_init__(self) -> None:
-        given: Any = self.column
-        where = f"FramePatches({given!r})"
-        if isinstance(given, Clip) and self.clip is None:
-            object.__setattr__(self, "clip", given)
-            object.__setattr__(self, "column", given.column)
+        where = f"FramePatches({self.column!r})"
         check_name(f"{where}.column", self.column)
         if self.clip is not None and not (isinstance(self.clip, Clip) and self.clip.column == self.column):
-            raise ConfigError(f"{where}: clip={self.clip!r} is no Clip of this column. Give FramePatches the Clip.")
+            raise ConfigError(
+                f"{where}: clip={self.clip!r} is no raylance.Clip of this column; name the same one in both."
+            )
         if self.name is not None:
             check_name(f"{where}.name", self.name)
         _check_sizes(self, where)

@@ -329,7 +329,7 @@ def test_clips_become_patches(tmp_path: Path, start: Any) -> None:
     videos[5] = b"no video"
     uri = write_videos(str(tmp_path / "clips.lance"), videos, "2.2")
     clip = raylance.Clip("video_bytes", 5, stride=2, start=start, short="repeat", hflip=0.5, crop=(32, 32))
-    cut = raylance.images.FramePatches(clip, patch=8, merge=2, min_pixels=16, max_pixels=1024)
+    cut = raylance.images.FramePatches("video_bytes", clip=clip, patch=8, merge=2, min_pixels=16, max_pixels=1024)
     settings: dict[str, Any] = {"on_bad_row": "mask", "remainder": "ragged", "seed": 3, "max_bad_rows": None}
     data = raylance.dataset(uri, columns=[cut], **settings)
     with data.loader(runtime="threads", num_decoders=2) as loader:
@@ -350,7 +350,7 @@ def test_clips_become_patches(tmp_path: Path, start: Any) -> None:
                 made = patches.reshape(3, 2, 2, 2, 2, 3, 2, 8, 8).transpose(0, 6, 1, 3, 7, 2, 4, 8, 5)
                 assert np.array_equal(made.reshape(6, 32, 32, 3), taken[[0, 1, 2, 3, 4, 4]])
     assert sum(int((~batch["_valid"]).sum()) for batch in batches) == 1
-    for wrong in ({"column": "other", "clip": clip}, {"column": clip, "clip": clip}, {"column": "a", "clip": 3}):
+    for wrong in ({"column": "other", "clip": clip}, {"column": clip}, {"column": "a", "clip": 3}):
         with pytest.raises(ConfigError, match="FramePatches"):
             raylance.images.FramePatches(**wrong)
     with pytest.raises(BadRowError):
