@@ -307,7 +307,7 @@ def test_an_expanded_document_that_does_not_fit_its_images(write_dataset: Write)
     image = flat(3, 56, 56)
     pack = raylance.Pack("ids", LENGTH, **PACK | {"expand": True})
     for ids in ([1, 1], [1, IMAGE, IMAGE]):
-        with pytest.raises(DatasetError, match=rf"offset 1 .*{ids.count(IMAGE)} tokens {IMAGE}, and 1 images"):
+        with pytest.raises(DatasetError, match=rf"offset 1 .*{ids.count(IMAGE)} .*{IMAGE}, .*1 "):
             where = write_dataset(as_table([[IMAGE], ids], [[image]] * 2))
             list(opened(where, samples=pack).iter_batches(batch_size=1))
     table = as_table([[1, IMAGE, 1], [2, IMAGE]], [[image]] * 2)
@@ -315,7 +315,7 @@ def test_an_expanded_document_that_does_not_fit_its_images(write_dataset: Write)
         sized = table.append_column("height", [[56], [height]]).append_column("width", [[56]] * 2)
         media = dataclasses.replace(PATCHES, height="height", width="width")
         other = dataclasses.replace(pack, media=media)
-        with pytest.raises(DatasetError, match=rf"offset 1 .* 5 tokens .* {1 + height // 28 * 2} by the sizes"):
+        with pytest.raises(DatasetError, match=rf"offset 1 .* 5 .* {1 + height // 28 * 2} "):
             list(opened(write_dataset(sized), samples=other).iter_batches(batch_size=1))
     where = write_dataset(table)
     with opened(where, samples=pack).loader(runtime="threads") as loader:
@@ -329,7 +329,7 @@ def test_an_expanded_document_that_does_not_fit_its_images(write_dataset: Write)
             else:
                 with pytest.raises(StateError):
                     loader.load_state_dict(state)
-    with pytest.raises(DatasetError, match="header"):
+    with pytest.raises(DatasetError, match=rf" 1 .*{IMAGE}, .* 0"):
         unknown = as_table([[1, IMAGE], [2, IMAGE]], [[image], [b"junk"]])
         list(opened(write_dataset(unknown), samples=pack, on_bad_row="mask").iter_batches(batch_size=1))
 
