@@ -30,6 +30,20 @@ def encode(image: np.ndarray | PIL.Image.Image, kind: str = "PNG", *, orientatio
     return buffer.getvalue()
 
 
+def odd_images() -> list[bytes | None]:
+    """One pixel, 16 bits, CMYK, an animation, and a picture that is large beside the others."""
+    grey = PIL.Image.fromarray(np.arange(0, 60_000, 100, dtype=np.uint16).reshape(20, 30))
+    frames = [PIL.Image.fromarray(np.full((9, 9), value, np.uint8)) for value in (30, 200)]
+    one, large = (np.random.default_rng(0).integers(0, 255, (*size, 3), np.uint8) for size in ((1, 1), (600, 800)))
+    return [
+        encode(one),
+        encode(grey),
+        encode(PIL.Image.new("CMYK", (12, 10), (9, 80, 200, 3)), "JPEG"),
+        encode(frames[0], "GIF", save_all=True, append_images=frames[1:]),
+        encode(large),
+    ]
+
+
 def wav(frames: np.ndarray) -> bytes:
     with wave.open(buffer := io.BytesIO(), "wb") as file:
         file.setparams((1, 2, 8000, 0, "NONE", "NONE"))

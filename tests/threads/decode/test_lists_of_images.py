@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import PIL.Image
 import pyarrow as pa
 import pytest
 import torch
@@ -14,7 +13,7 @@ import torch
 import raylance
 from raylance.errors import ConfigError
 from raylance.torch_data import IterableDataset, MapDataset
-from tests.helpers.images import encode
+from tests.helpers.images import encode, odd_images
 
 ROWS = 60
 BYTES, STRUCT = pa.binary(), pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -27,23 +26,10 @@ def picture(seed: int, height: int = 24, width: int = 32) -> bytes:
     return encode(np.random.default_rng(seed).integers(0, 255, (height, width, 3), np.uint8))
 
 
-def odd() -> list[bytes | None]:
-    """One pixel, 16 bits, CMYK, an animation, and a picture that is large beside the others."""
-    grey = PIL.Image.fromarray(np.arange(0, 60_000, 100, dtype=np.uint16).reshape(20, 30))
-    frames = [PIL.Image.fromarray(np.full((9, 9), value, np.uint8)) for value in (30, 200)]
-    return [
-        picture(1, 1, 1),
-        encode(grey),
-        encode(PIL.Image.new("CMYK", (12, 10), (9, 80, 200, 3)), "JPEG"),
-        encode(frames[0], "GIF", save_all=True, append_images=frames[1:]),
-        picture(2, 600, 800),
-    ]
-
-
 def lists() -> Images:
     """Rows of 0 to 3 images; row 8 is a null, row 9 has odd ones."""
     found: Images = [[picture(10 * row + number) for number in range(row % 4)] for row in range(ROWS)]
-    found[8], found[9] = None, odd()
+    found[8], found[9] = None, odd_images()
     return found
 
 

@@ -22,7 +22,7 @@ import raylance
 from raylance.audit.reopening import reopen
 from raylance.decode.pixels import size_in_head
 from raylance.errors import ConfigError, DatasetError, RaylanceError
-from tests.helpers.images import encode
+from tests.helpers.images import encode, odd_images
 
 transformers = pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
 
@@ -161,6 +161,20 @@ def test_equal_on_any_world_and_after_a_resume(write_dataset: Write) -> None:
     with opened().loader(runtime="threads") as loader:
         loader.load_state_dict(state)
         assert first | by_row(loader.iter_batches(global_batch_size=5)) == whole
+
+
+def test_odd_images_in_a_list_have_the_pixels_of_image(write_dataset: Write) -> None:
+    """One pixel, 16 bits, CMYK, an animation: as if the pixels that `Image` gives were stored."""
+    odd = odd_images()
+    single = [raylance.dataset(write_dataset(pa.table({"it": [each]})), columns=[raylance.Image("it")]) for each in odd]
+    plain = [encode(np.asarray(each.take([0])["it"][0])) for each in single]
+    uri = write_dataset(pa.table({"images": pa.array([odd, plain], pa.list_(pa.binary()))}))
+    data = raylance.dataset(uri, columns=[raylance.Patches("images", **SETTINGS)], order="sequential")
+    batch = next(iter(data.iter_batches(batch_size=2)))
+    first, second = np.split(batch["images"], 2)
+    assert np.array_equal(first, second)
+    assert first.any()
+    assert len({*map(tuple, batch["images_grid"].tolist())}) > 2
 
 
 def test_a_bad_image_has_zeros_as_many_as_its_header_says(write_dataset: Write) -> None:
