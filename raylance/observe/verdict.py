@@ -165,10 +165,11 @@ def _of_costs(run: RunFigures) -> list[str]:
         )
         others = [cost for cost in run.costs if cost != uneven]
         than = "".join(f", and {1 + run.imbalance(cost):.2f} times{_in(cost)}" for cost in others)
+        waits = 1 - 1 / (1 + run.imbalance(uneven))  # if a step takes as long as this cost says
         lines.append(
             f"in each step the costliest rank costs {1 + run.imbalance(uneven):.2f} times the mean of the ranks"
-            f"{_in(uneven)}{than}{', if batches are padded' * (not uneven)}, and the others wait for it: "
-            f"{changes or 'larger steps'} makes their costs more equal"
+            f"{_in(uneven)}{than}{', if batches are padded' * (not uneven)}, and the others wait for it, up to "
+            f"{waits:.0%} of a step: {changes or 'larger steps'} makes their costs more equal"
         )
     return lines
 

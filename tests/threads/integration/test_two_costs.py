@@ -109,6 +109,7 @@ def test_costs_are_dicts_by_name_and_shown(pages: str, tmp_path: Path) -> None:
     assert patches > tokens
     found = str(raylance.explain_run(str(tmp_path / "run")))
     assert f"{patches:.2f} times the mean of the ranks in patches, and {tokens:.2f} times in tokens" in found
+    assert f"{1 - 1 / patches:.0%} of a step" in found
     page = Path(raylance.report_run(str(tmp_path / "run"))).read_text()
     assert "padding and imbalance over time" in page
     proof = raylance.prove_run(str(tmp_path / "run"))
