@@ -79,9 +79,9 @@ def dataset(
         cost: What each row costs to train on, such as its number of tokens: the name of a column of numbers; an SQL
             expression over such columns, as "tokens + 256 * images"; or `raylance.TokensOf("input_ids")`. Fractions are
             rounded up: give seconds as "1000 * seconds". Count padding, too, that comes by `raylance.Pad(multiple=…)`:
-            `TokensOf` has the same `multiple`. If a row has several costs that are unlike, such as those of a language
-            model and of a vision encoder, give a dict by name: `{"tokens": …, "patches": …}`; `Budget` and `Balance`
-            hold for each of them. The costs are read now, once for a version and a selection.
+            `TokensOf` has the same `multiple`. If a row has several costs, such as those of a language model and of a
+            vision encoder, give a dict by name: `{"tokens": …, "patches": …}`; `Budget` and `Balance` hold for each of
+            them. The costs are read now, once for a version and a selection.
             The order `raylance.Buckets` and batches of a `raylance.Budget` need them.
         cost_folder: Folder that keeps the costs of more than 65,536 rows (those that follow from images, of any
             number), or the lengths of as many documents for `raylance.Pack`, 4 bytes a row, for later starts: a path,

@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 
 _ENOUGH = 0.006  # ranks are not balanced further once the costliest is this close to the mean
 _LEAST = 1e-9  # a swap that gains less, as a share of the mean load, is none
-# One of so many ranks, at least one, swaps a row in each round, and chooses among as many others: 1 of 8 takes half of
+# One of 16 ranks, but at least one, swaps a row in each round, and chooses among as many others: 1 of 8 takes half of
 # the time for 64 ranks, and 90 % of the steps are within 2.5 % of the mean, not 1.5 %, if 0.3 of the rows may move.
 _RANKS = 16
 _PAIRS = 1 << 15  # pairs of rows that are tried in a round

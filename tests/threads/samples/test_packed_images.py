@@ -157,7 +157,7 @@ def test_decoders_and_lookups_give_the_same(uri: str, documents: Documents) -> N
 
 
 def test_positions_on_three_axes_are_those_of_the_model(write_dataset: Write) -> None:
-    """Of transformers, which wants a word between images, each document by itself. A packed one counts from 0, too."""
+    """Those of transformers for each document alone, which needs a word between images. Each one counts from 0."""
     documents = Documents(between=1)
     uri = write_dataset(documents.table())
     of_model = pytest.importorskip("transformers.models.qwen2_vl.modeling_qwen2_vl").Qwen2VLModel
