@@ -21,6 +21,7 @@ from raylance.decode.pixels import (
     MAX_PIXELS,
     Box,
     PixelDecoder,
+    PixelRows,
     Pixels,
     Rules,
     Truncated,
@@ -316,7 +317,7 @@ class ImageCrop(Decoder):
             made[:] = (*box_of_view(self.follows, height, width, view), width, height, flips_view(self.follows, view))
 
 
-class _ImageRows:
+class _ImageRows(PixelRows):
     """Decodes the images of a column, in one thread."""
 
     def __init__(self, images: Sequence[Image]) -> None:
@@ -327,17 +328,8 @@ class _ImageRows:
             truncated="accept" if all(each.truncated == "accept" for each in rules) else "refuse",
             plugins=all(each.plugins for each in rules),
         )
-        self._images, self._pixels = images, PixelDecoder(self._rules)
-
-    @property
-    def fallbacks(self) -> int:
-        """Number of images that the fast codec left to the slow one."""
-        return self._pixels.fallbacks
-
-    @property
-    def unturned(self) -> int:
-        """Number of images whose orientation cannot be read."""
-        return self._pixels.unturned
+        super().__init__(self._rules)
+        self._images = images
 
     def check_like(self, encoded: memoryview, other: memoryview) -> None:
         """Raises ValueError if the image does not fit `other`, the image whose crop it gets; see `like` of `Image`."""

@@ -19,9 +19,10 @@ from raylance.decode.arrays import holds_files
 from raylance.decode.clips import Clip
 from raylance.decode.column import lengths_of, read_only
 from raylance.decode.decoder import CountedDecoder, Decoder, Draws
-from raylance.decode.pixels import CODEC, Box, PixelDecoder, Pixels, Rules, resize_into, shown_size, size_in_head
+from raylance.decode.pixels import CODEC, Box, PixelRows, Pixels, Rules, resize_into, shown_size, size_in_head
 from raylance.descriptions import OMIT_DEFAULT
 from raylance.errors import ConfigError, DatasetError
+from raylance.memory.arrow import sum_lists
 from raylance.orders.permutation import Int64Array
 
 GRID = "_grid"
@@ -119,13 +120,12 @@ class Patches(CountedDecoder):
     @property
     def reads(self) -> tuple[str, ...]:
         """The columns of which the cost of a row is computed."""
-        return (self.column,) if self.height is None or self.width is None else tuple({self.height: 0, self.width: 0})
+        sizes = [name for name in (self.height, self.width) if name is not None]
+        return tuple(dict.fromkeys(sizes or [self.column]))
 
     def measure(self, rows: pa.Table, *, heads: bool = False) -> Int64Array:
         """Returns the cost of rows, their numbers of patches, int64 (n,). See `measure_images`."""
-        counts, lengths = self.measure_images(rows, heads=heads)
-        ends, stops = np.append(0, np.cumsum(counts)), np.cumsum(lengths)
-        return np.asarray(ends[stops] - ends[stops - lengths], dtype=np.int64)
+        return sum_lists(*self.measure_images(rows, heads=heads))
 
     def measure_images(self, rows: pa.Table, *, heads: bool = False) -> tuple[Int64Array, Int64Array]:
         """Returns the number of patches of each image, int64 (m,), and the number of images of each row, int64 (n,). An
@@ -242,8 +242,8 @@ class FramePatches(Decoder):
         _check_sizes(self, where)
 
     def grid(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
-        """Returns the numbers of patches of so many frames of this size, in time, height and width. Raises ValueError,
-        see `Patches.grid`.
+        """Returns the numbers of patches of a sample of this number and size of frames, in time, height and width.
+        Raises ValueError, see `Patches.grid`.
         """
         return -(-frames // self.temporal), *_grid(self, height, width)
 
@@ -398,21 +398,12 @@ class _Cutter:
         return self._memory[number][:nbytes].reshape(shape)
 
 
-class _PatchRows:
+class _PatchRows(PixelRows):
     """Decodes images to patches, in one thread."""
 
     def __init__(self, patches: Patches) -> None:
-        self._patches, self._pixels, self._cutter = patches, PixelDecoder(Rules()), _Cutter(patches)
-
-    @property
-    def fallbacks(self) -> int:
-        """Number of images that the fast codec left to the slow one."""
-        return self._pixels.fallbacks
-
-    @property
-    def unturned(self) -> int:
-        """Number of images whose orientation cannot be read."""
-        return self._pixels.unturned
+        super().__init__(Rules())
+        self._patches, self._cutter = patches, _Cutter(patches)
 
     def decode_into(self, encoded: memoryview, draws: Draws, out: Pixels) -> None:
         """Decodes one image into its patches, (p, values)."""

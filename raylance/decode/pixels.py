@@ -184,6 +184,23 @@ class PixelDecoder:
         return memory[:nbytes]
 
 
+class PixelRows:
+    """A row decoder that has a `PixelDecoder`, and its counters."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._pixels = PixelDecoder(rules)
+
+    @property
+    def fallbacks(self) -> int:
+        """Number of images that the fast codec left to the slow one."""
+        return self._pixels.fallbacks
+
+    @property
+    def unturned(self) -> int:
+        """Number of images whose orientation cannot be read."""
+        return self._pixels.unturned
+
+
 def holds_images(values: pa.ChunkedArray | pa.Array) -> bool:
     """Whether all values of a sample are bytes that begin as JPEG, PNG, WebP or GIF do."""
     if not (pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)):

@@ -108,6 +108,17 @@ def take_ranges(values: npt.NDArray[Any], begins: Int64Array, sizes: Int64Array,
     return buffer_bytes(taken.buffers()[2]).view(values.dtype)
 
 
+def sum_lists(values: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> Int64Array:
+    """Returns the sum of each of n lists, which may be empty, int64 (n,).
+
+    Args:
+        values: The integers of all lists, one list after another.
+        lengths: Their numbers of values, integers, (n,).
+    """
+    ends = np.append(0, np.cumsum(values, dtype=np.int64))
+    return np.asarray(np.diff(ends[np.append(0, np.cumsum(lengths, dtype=np.int64))]), dtype=np.int64)
+
+
 def fixed_lists(array: npt.NDArray[Any]) -> pa.Array:
     """Returns an array (n, length) as n lists of one length, without a copy."""
     return pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), array.shape[1])

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from raylance.columns import ROW_OFFSET
 from raylance.environment.shared import Shared
 from raylance.errors import DatasetError
-from raylance.memory.arrow import fixed_lists, one_array, values_of, wanted_rows
+from raylance.memory.arrow import fixed_lists, one_array, sum_lists, values_of, wanted_rows
 from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.samples.pack_columns import TOKENS_AT_ONCE, by_axis, fill_columns
@@ -155,7 +155,7 @@ class ExpandImages:
         patches, counts = self.media.measure_images(pa.table({self.media.column: images}))
         tokens, *_ = texts.values()
         ends, is_place = tokens.offsets.to_numpy(), tokens.values.to_numpy() == self.placeholder
-        found = np.diff(np.append(0, np.cumsum(is_place))[ends])
+        found = sum_lists(is_place, np.diff(ends))
         if len(other := np.flatnonzero(found != counts)):
             at = int(other[0])
             raise DatasetError(
@@ -242,8 +242,7 @@ def _grids(
     (grid,) = pack.media.companions
     made = one_array(columns[grid.output_name])
     grids: Int64Array = values_of(made.flatten().storage).to_numpy().reshape(-1, 3).astype(np.int64)
-    ends = np.append(0, np.cumsum(grids.prod(axis=1) // pack.media.merge**2))
-    wanted = np.diff(ends[np.append(0, np.cumsum(one_array(images).flatten().to_numpy()))])
+    wanted = sum_lists(grids.prod(axis=1) // pack.media.merge**2, one_array(images).flatten().to_numpy())
     offsets = places.offsets.to_numpy()
     firsts = places.flatten().to_numpy() + np.repeat(np.arange(len(ids)) * ids.shape[1], np.diff(offsets))
     found = np.add.reduceat(ids.reshape(-1) == pack.placeholder, firsts, dtype=np.int64)

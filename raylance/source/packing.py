@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from raylance.descriptions import written
 from raylance.environment.shared import Shared
 from raylance.errors import DatasetError, filter_of_nulls
+from raylance.memory.arrow import sum_lists
 from raylance.orders.permutation import Int64Array
 from raylance.planning.pace import Pace
 from raylance.samples.pack_tokens import Documents, PackTokens
@@ -52,9 +53,7 @@ class AddedTokens:
     def measure(self, rows: pa.Table, *, heads: bool = False) -> Int64Array:
         """See `MeasuredCost.measure`."""
         patches, lengths = self.media.measure_images(rows, heads=heads)
-        added = np.where(patches < 0, -1, tokens_of(self.media, patches) - 1)
-        ends, stops = np.append(0, np.cumsum(added)), np.cumsum(lengths)
-        return np.asarray(ends[stops] - ends[stops - lengths], dtype=np.int64)
+        return sum_lists(np.where(patches < 0, -1, tokens_of(self.media, patches) - 1), lengths)
 
 
 def pack_sequences(
