@@ -1,10 +1,9 @@
 """The options of a loader, which say how it uses the machine."""
 
 import dataclasses
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
@@ -148,18 +147,22 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
-_PUBLIC = tuple(field for field in dataclasses.fields(Options) if field.name != "auto_decoders")
-Function = TypeVar("Function", bound=Callable[..., Any])
+class OptionArguments(TypedDict, total=False):
+    """The fields of `Options` that calls take as `**options`, so that type checkers and editors know them."""
 
-
-def takes_options(call: Function) -> Function:
-    """Changes the signature of a function with `**options`, so that `help` and editors show each field of `Options`."""
-    signature = inspect.signature(call)
-    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    options = (inspect.Parameter(each.name, keyword, default=each.default, annotation=each.type) for each in _PUBLIC)
-    call.__dict__["__signature__"] = signature.replace(parameters=[*own, *options])
-    return call
+    num_decoders: int | tuple[int, int] | Auto
+    num_readers: int | tuple[int, int] | Auto
+    decoder_cpus: float
+    decode_threads: int | Auto
+    reader_bytes: int
+    inflight_bytes: int
+    placement_timeout_s: float
+    read_timeout_s: float
+    work_timeout_s: float
+    record: bool | str
+    name: str | None
+    runtime: Literal["auto", "ray", "threads"]
+    traces: bool
 
 
 def make_options(call: str, options: Mapping[str, Any], own: Sequence[str]) -> Options:
@@ -168,7 +171,7 @@ def make_options(call: str, options: Mapping[str, Any], own: Sequence[str]) -> O
     Raises:
         ConfigError: If a name or a value cannot be honoured.
     """
-    known, given = [field.name for field in _PUBLIC], dict(options)
+    known, given = [*OptionArguments.__annotations__], dict(options)
     take_renamed(call, given, RENAMED, depth=1)
     refuse_unknown(call, {name: value for name, value in given.items() if name not in known}, (*own, *known))
     return Options(**given)

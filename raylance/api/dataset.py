@@ -5,7 +5,7 @@ import dataclasses
 import operator
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NoReturn, Self, TypeVar
+from typing import Any, Literal, NoReturn, Self, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from raylance.planning.delivery_spec import make_plan
 from raylance.planning.shard_context import PlacedBy, ShardContext, arrange_replicas
 from raylance.planning.step_size import Budget, read_size, require_size
 from raylance.planning.summary import PlanSummary, summarise
-from raylance.settings import Options, make_options, takes_options
+from raylance.settings import OptionArguments, Options, make_options
 from raylance.source.filters import short_text
 
 Made = TypeVar("Made", bound=RankLoader)
@@ -271,14 +271,13 @@ class Dataset:
         limit = Options().reader_bytes
         return make_plan(self._spec.delivery, size=found.size, dp_size=1, reader_bytes=limit).steps(0)
 
-    @takes_options
     def loader(
         self,
         *,
         rank: int | Literal["auto"] | None = None,
         world_size: int | None = None,
         ranks_per_replica: int = 1,
-        **options: Any,
+        **options: Unpack[OptionArguments],
     ) -> RankLoader:
         """Makes a loader at the start of epoch 0. Use it outside of Ray Train, or in a training function for a dataset
         that was not passed to the trainer. The loader is recorded like any other loader. Closing the handle closes the

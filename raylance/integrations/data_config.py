@@ -1,6 +1,6 @@
 """The DataConfig that gives Ray Train's workers their loaders."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import ray.train
 
@@ -10,7 +10,7 @@ from raylance.arguments import check_integer
 from raylance.errors import ConfigError
 from raylance.planning.shard_context import Assignment, arrange_replicas
 from raylance.runtime.ray.num_decoders import options_of_ranks
-from raylance.settings import make_options, takes_options
+from raylance.settings import OptionArguments, make_options
 
 
 class DataConfig(ray.train.DataConfig):
@@ -29,13 +29,12 @@ class DataConfig(ray.train.DataConfig):
     by `ray.train.DataConfig`.
     """
 
-    @takes_options
     def __init__(
         self,
         datasets_to_split: Literal["all"] | list[str] = "all",
         *,
         ranks_per_replica: int = 1,
-        **options: Any,
+        **options: Unpack[OptionArguments],
     ) -> None:
         """Sets the datasets that the ranks share, and the options of their loaders.
 
