@@ -57,7 +57,7 @@ _WEBP = re.compile(rb"RIFF....WEBP", re.DOTALL)
 _COLOURS = ("YCbCr", "RGB", "Gray")  # colour spaces of JPEGs; Pillow converts CMYK
 _BLOCK_PIXELS = 4 << 20  # most that Pillow holds in one block, which Arrow can import
 _STRIP_PIXELS = 1 << 20  # pixels of a larger image converted at once
-_KEPT_BYTES = 64 << 20  # memory for pixels that a thread keeps from one JPEG to the next, at most
+KEPT_BYTES = 64 << 20  # memory for pixels that a thread keeps from one JPEG to the next, at most
 _TORCH = importlib.metadata.version("torch").partition("+")[0]
 CODEC = f"simplejpeg {simplejpeg.__version__}, pillow {PIL.__version__}, torch {_TORCH}"
 """The codecs that make the pixels."""
@@ -179,7 +179,7 @@ class PixelDecoder:
     def _scratch(self, nbytes: int) -> Pixels:
         """Returns memory for one image; that of a very large one is not kept."""
         memory = self._memory if nbytes <= len(self._memory) else np.empty(nbytes, dtype=np.uint8)
-        if nbytes <= _KEPT_BYTES:
+        if nbytes <= KEPT_BYTES:
             self._memory = memory
         return memory[:nbytes]
 

@@ -24,7 +24,7 @@ from raylance.source.encoded_frames import EncodedFile
 from raylance.source.lance_errors import readable_text
 
 _PIECE_BYTES = 4 << 20  # about the bytes of the frames that one of several threads decodes at a time
-_OPEN = 4  # videos that a thread keeps open
+MOST_OPEN = 4  # videos that a thread keeps open
 _OPEN_PIXELS = 4 << 20  # that their frames have together, if they are more: a decoder may hold 17 frames
 
 
@@ -173,7 +173,7 @@ class FrameColumn:
             raise
         kept[file.key] = opened
         pixels = sum(math.prod(each.size) for each in kept.values())
-        while len(kept) > _OPEN or (len(kept) > 1 and pixels > _OPEN_PIXELS):
+        while len(kept) > MOST_OPEN or (len(kept) > 1 and pixels > _OPEN_PIXELS):
             _, oldest = kept.popitem(last=False)
             pixels -= math.prod(oldest.size)
             oldest.close()

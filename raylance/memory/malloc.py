@@ -3,11 +3,11 @@
 import ctypes
 import platform
 
-_KEPT_BYTES = 64 << 20  # most freed memory that each arena keeps
+KEPT_BYTES = 64 << 20  # most freed memory that each arena keeps
 # The largest freed piece that is kept: twice the size of one read. A larger piece, such as one large row, goes back to
 # the system. If it were kept, it would pin the freed memory around it: a reader of 32 MiB of rows held 170 MiB.
 _KEPT_PIECE_BYTES = 8 << 20
-_ARENAS = 4  # more arenas would help only threads that allocate many small pieces
+ARENAS = 4  # more arenas would help only threads that allocate many small pieces
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 
@@ -21,5 +21,5 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    settings = {_M_ARENA_MAX: _ARENAS, _M_MMAP_THRESHOLD: _KEPT_PIECE_BYTES, _M_TRIM_THRESHOLD: _KEPT_BYTES}
+    settings = {_M_ARENA_MAX: ARENAS, _M_MMAP_THRESHOLD: _KEPT_PIECE_BYTES, _M_TRIM_THRESHOLD: KEPT_BYTES}
     return all(mallopt(key, value) for key, value in settings.items())

@@ -20,7 +20,7 @@ from lance.file import LanceFileReader, ReaderResults
 from raylance.source.lance_errors import LANCE_ERRORS
 from raylance.source.version import unknown_parts
 
-_IDLE = 64  # most open files that are kept
+MOST_IDLE = 64  # most open files that are kept
 _MOST_FRAGMENTS = 2  # fragments of one read: a scan of several small files costs less than a read of each
 _Part = tuple[str, list[str]]  # a path, and the columns to read there
 _Begun = tuple[_Part, LanceFileReader, ReaderResults]
@@ -40,7 +40,7 @@ class DataFiles:
         fields = {field.name(): field for field in dataset.lance_schema.fields()}
         self._fields = {name: fields[name] for name in columns if is_flat}
         self._parts: dict[int, list[_Part] | None] = {}  # by fragment, after it was examined
-        self._idle: deque[tuple[_Part, LanceFileReader]] = deque(maxlen=_IDLE)
+        self._idle: deque[tuple[_Part, LanceFileReader]] = deque(maxlen=MOST_IDLE)
         self._lock = threading.Lock()
 
     def read(self, first: int, rows: int) -> pa.Table | None:

@@ -37,10 +37,10 @@ _RANGE_ROWS = 8  # if they also have at least this many rows: a take reads a few
 _DENSE = 0.5  # from this share of wanted rows on, reading all rows and dropping the rest is not slower than a take
 _GAP_BYTES = 64 << 10  # gaps of up to this size are read, too
 _VALUE_BYTES = 180  # a value of a take costs as much as these bytes of a range, because it decodes whole blocks
-_PIECE_BYTES = 4 << 20  # bytes of one read: the allocator reuses freed pieces of this size, but not much larger ones
+PIECE_BYTES = 4 << 20  # bytes of one read: the allocator reuses freed pieces of this size, but not much larger ones
 _WIDE = 4  # with many columns, a read has up to this many times the bytes, because each column costs time in each read
 _WIDE_COLUMNS = 64
-_DIRECT_BYTES = _WIDE * _PIECE_BYTES
+_DIRECT_BYTES = _WIDE * PIECE_BYTES
 _REQUESTS = 8  # reads at once from an object store, each of which takes long
 _READS = 2  # reads at once from a disk: one piece is read while another is copied; more would wait for the interpreter
 _NOTHING: _Read = pa.table({}), None
@@ -241,7 +241,7 @@ class Reader(PieceReader):
     def _pieces(self, offsets: Int64Array) -> Iterator[_Piece]:
         """Cuts offsets into one or more pieces of about one size, one for each call."""
         pieces = min(_WIDE, max(1, len(self.columns) // _WIDE_COLUMNS))
-        rows = max(1, int(pieces * _PIECE_BYTES / max(self.row_bytes, 1)))
+        rows = max(1, int(pieces * PIECE_BYTES / max(self.row_bytes, 1)))
         firsts = self._range_firsts(offsets)
         is_range = len(offsets) > 0 and self._choose(offsets, firsts) == "range"
         firsts = firsts if is_range else firsts[:1]

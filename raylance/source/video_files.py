@@ -16,7 +16,7 @@ from raylance.source.retrying import Wanted, always
 
 _HEAD_BYTES, _TAIL_BYTES = 64 << 10, 256 << 10  # one of them has the index of most files
 _INDEX_BYTES = 8 << 20  # that are read to open a file if they are all that follow: an index at the end, mostly
-_KEPT_BYTES = 32 << 20  # of the index and the begin of files that no load needs now
+KEPT_BYTES = 32 << 20  # of the index and the begin of files that no load needs now
 
 
 @dataclasses.dataclass(slots=True)
@@ -93,7 +93,7 @@ class VideoFiles:
                 if file.places is not None or file.failure is not None:  # else nobody waited for it any more
                     self._known[row] = file
                     self._known.move_to_end(row)
-            while len(self._known) > len(found) and sum(file.nbytes for file in self._known.values()) > _KEPT_BYTES:
+            while len(self._known) > len(found) and sum(file.nbytes for file in self._known.values()) > KEPT_BYTES:
                 self._known.popitem(last=False)
         return found
 

@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,10 @@ from raylance.source.reader import RowReader
 from raylance.work.blocks import BlockColumns
 from raylance.work.chunk_memory import ChunkLoad, ChunkMemory
 
+# Shares of `reader_bytes` that are lent for chunks, most of which have half of it, rounded up; and for items. A caller
+# that gets views may still hold the chunk before.
+LENT = 2 * Fraction(9, 16), Fraction(1, 8)
+LENT_AS_VIEWS = 3 * Fraction(9, 16), Fraction(1, 2)
 _DROPPED = 256  # numbers of dropped chunks that are kept, because a load of one of them may still wait
 
 
@@ -58,10 +63,10 @@ class ReadWork:
             options.read_timeout_s,
         )
         self._selection, self._samples = self._source.load_selection(), self._source.load_samples()
-        chunks = 3 if own_memory else 2  # a caller that gets views may still hold the chunk before
-        self._lender = Lender(chunks * self._limit * 9 // 16)  # most chunks have half of the limit, rounded up
+        of_chunks, of_items = LENT_AS_VIEWS if own_memory else LENT
+        self._lender = Lender(int(self._limit * of_chunks))
         self._decoded = Lender(self._lender.most_bytes)  # for what is decoded of chunks
-        self._items = Lender(self._limit // 2 if own_memory else self._limit // 8)  # for gathered rows
+        self._items = Lender(int(self._limit * of_items))  # for gathered rows
         self._chunks: dict[int, tuple[ChunkMemory, int]] = {}  # by number, with the line of the first row
         self._dropped: deque[int] = deque(maxlen=_DROPPED)
         self._opening, self._lock = threading.Lock(), threading.Lock()

@@ -151,28 +151,6 @@ def test_nobody_asks_of_which_kind_samples_are() -> None:
     assert found == ASK_FOR_KINDS
 
 
-# What readers and decoders keep beside the limits that users set, by module: the words of its row in the guide.
-KEPT = {
-    "source/video_files.py": "indexes",
-    "memory/malloc.py": "freed",
-    "decode/pixels.py": "JPEG",
-}
-
-
-def test_the_guide_says_what_is_kept_beside_the_limits() -> None:
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "_KEPT_BYTES":
-                size = eval(compile(ast.Expression(node.value), str(path), "eval"))
-                found[path.relative_to(PACKAGE).as_posix()] = f"{size >> 20} MiB"
-    assert found.keys() == KEPT.keys(), "a cache of its own: let it be counted in the one account, or name it there"
-    _, _, sizes = (ROOT / "docs" / "guide.md").read_text().partition("\n## Sizes\n")
-    rows = [line for line in sizes.partition("\n## ")[0].splitlines() if line.startswith("| ")]
-    for module, size in found.items():
-        assert any(KEPT[module] in row and size in row for row in rows), (module, size)
-
-
 def test_top_level_holds_nothing_else() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if tracked.returncode:

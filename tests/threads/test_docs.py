@@ -107,6 +107,59 @@ def test_each_promise_has_tests_and_the_page_names_them() -> None:
     assert min(counts) >= 2, "a promise that no test holds"
 
 
+HELPERS = ("decode", "memory", "runtime", "samples", "source", "work")  # what helpers run, and what is between
+# What they keep beside the limits that users set, by module: the beginning of its row in the guide, and what this says.
+KEPT = {
+    "work/read_work.py": [
+        ("a reader: memory", "{LENT[0]} of `reader_bytes` and {LENT[1]} for items"),
+        ("a reader: memory", "threads {LENT_AS_VIEWS[0]} and {LENT_AS_VIEWS[1]}, and {LENT_AS_VIEWS[0]} for"),
+    ],
+    "source/reader.py": [("a reader: pieces of rows", "of {PIECE_BYTES.mib} MiB from a disk")],
+    "source/data_files.py": [("a reader: data files", "{MOST_IDLE} open files")],
+    "source/video_files.py": [("a reader of videos", "{KEPT_BYTES.mib} MiB")],
+    "decode/video_frames.py": [("a thread that decodes videos", "{MOST_OPEN} of up to 1 megapixel")],
+    "decode/pixels.py": [("a thread that decodes JPEGs", "{KEPT_BYTES.mib} MiB")],
+    "memory/malloc.py": [("a shard actor: memory", "{KEPT_BYTES.mib} MiB in each of {ARENAS} arenas")],
+    "runtime/ray/decode_actor.py": [("a decode actor", "an item, and a block")],
+    "runtime/ray/runtime.py": [("the trainer, through Ray", "{LENT} · `inflight_bytes`")],
+    "source/limits.py": [],  # idle threads
+}
+
+
+def keeps(tree: ast.AST) -> Iterator[str]:
+    """What makes values stay for later: caches, and memory that is lent again."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            if name in {"Lender", "FadingLender", "lru_cache", "OrderedDict"}:
+                yield name
+            yield from (keyword.arg for keyword in node.keywords if keyword.arg == "maxlen")
+        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "").lstrip("_") == "KEPT_BYTES":
+            yield "KEPT_BYTES"
+
+
+class Size(int):
+    @property
+    def mib(self) -> int:
+        return self >> 20
+
+
+def test_the_guide_says_what_is_kept_beside_the_limits() -> None:
+    paths = [path for package in HELPERS for path in (ROOT / "raylance" / package).rglob("*.py")]
+    found = {
+        path.relative_to(ROOT / "raylance").as_posix() for path in paths if any(keeps(ast.parse(path.read_text())))
+    }
+    assert found <= KEPT.keys(), "a cache of its own: let it be counted in the one account, or name it there"
+    _, _, sizes = (ROOT / "docs" / "guide.md").read_text().partition("\n## Sizes\n")
+    rows = [line for line in sizes.partition("\n## ")[0].splitlines() if line.startswith("| ")]
+    for path, told in KEPT.items():
+        module = importlib.import_module("raylance." + path.removesuffix(".py").replace("/", "."))
+        values = {name: Size(value) if type(value) is int else value for name, value in vars(module).items()}
+        for begin, size in told:
+            row = next(row for row in rows if row.startswith(f"| {begin}"))
+            assert size.format(**values) in row, (path, size.format(**values))
+
+
 def reference_names() -> list[str]:
     return re.findall(r"^::: (\S+)$", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE)
 

@@ -62,6 +62,7 @@ from raylance.settings import Options
 from raylance.work.blocks import BlockColumns
 
 _SMALL = 16  # a column with 16 times fewer bytes than another one is small beside it
+LENT = 2  # times `inflight_bytes`: the trainer holds some batches, too
 _LOOK_S = 1.0  # seconds between checks that the Ray session exists, because Ray does not report its end
 
 
@@ -171,7 +172,7 @@ class RayRuntime(Runtime):
         self._world_size, self._session, self._key = world_size, ray_session(), uuid.uuid4().hex
         self._decoding, self._by_block = read_spec.in_helpers, BlockColumns.of(read_spec, sends=True)
         self._decodes_items = self._decoding is not None and self._decoding.of_items is not None
-        self._lender = Lender(2 * options.inflight_bytes)  # the trainer holds some batches, too
+        self._lender = Lender(LENT * options.inflight_bytes)
         super().__init__(read_spec, options)
 
     @property

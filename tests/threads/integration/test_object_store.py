@@ -52,7 +52,7 @@ def test_pieces_come_in_order(uri: str, offsets: list[int], runs: int, mode: Rea
     """Some rows with what follows them, in pieces of a few rows, of which eight are under way."""
     wanted = np.unique(np.concatenate([np.arange(first, min(first + runs, ROWS)) for first in offsets]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader, "_PIECE_BYTES", piece_bytes)
+        patch.setattr(reader, "PIECE_BYTES", piece_bytes)
         opened = Reader(pinned=Source(uri=uri, version=1), columns=["id", "vector", "word"], row_bytes=450, mode=mode)
         pieces: list[pa.Table] = []
         opened.read_into(wanted, pieces.append)
