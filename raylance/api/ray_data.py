@@ -46,7 +46,7 @@ class _Rows(Datasource):
         source = spec.read.source
         widths = [width_of(kind) for kind in schema.types]  # decoded; 0 where values differ in size
         self._row_bytes = max(1.0, sum(widths) + (0.0 if all(widths) else source.row_bytes))
-        self._rows = spec.delivery.rows if plan is None else plan.epoch_rows
+        self._rows = spec.delivery.rows if plan is None else plan.rows_of(epoch)
         # Rows of whole windows are read together, because those of a part of one lie scattered over it.
         window_rows = 1 if plan is None else plan.order.read_positions or 1
         fitting = max(1, int(_READ_BYTES / max(1.0, source.row_bytes)))

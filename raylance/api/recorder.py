@@ -263,7 +263,7 @@ class Recorder:
                 "epoch_rows": float(
                     plan.steps(self.cursor.epoch) * plan.global_batch_size
                     if plan.remainder != "ragged" and plan.budget is None
-                    else plan.epoch_rows
+                    else plan.rows_of(self.cursor.epoch)
                 ),
             },
         }

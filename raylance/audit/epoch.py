@@ -128,9 +128,10 @@ class EpochAudit:
         self.epoch = check_integer("epoch", given["epoch"] or 0, 0)
         self.position = check_integer("position", position, 0)
         self.plan: Plan = make_plan(delivery_spec, size=size, dp_size=world, reader_bytes=Options().reader_bytes)
-        if self.position >= self.plan.epoch_rows:
+        rows = self.plan.rows_of(self.epoch)
+        if self.position >= rows:
             raise ConfigError(
-                f"position={position}: the epoch has {self.plan.epoch_rows:,} rows. There is nothing to audit. Begin "
+                f"position={position}: the epoch has {rows:,} rows. There is nothing to audit. Begin "
                 "at a position of it, counted from 0."
             )
         self._delivery_spec, self._parts = delivery_spec, parts_of(data)
@@ -210,7 +211,7 @@ class EpochAudit:
             if due is None or not (np.array_equal(rows, due.rows) and np.array_equal(real, due.real)):
                 wrong.append(number)
         end = self._end
-        for rest in itertools.chain(self._rows(0, self.position), self._rows(end, plan.epoch_rows)):
+        for rest in itertools.chain(self._rows(0, self.position), self._rows(end, plan.rows_of(self.epoch))):
             tally.add(rest)
         found, faults = self._compare(tally)
         if tally.foreign:
@@ -219,12 +220,12 @@ class EpochAudit:
             faults.append(f"steps of the ranks {steps}, of the plan {len(self._starts)}")
         if wrong:
             faults.append(f"{len(wrong):,} steps have other rows than the plan, the first is {wrong[0]}")
-        counts.update(aside=self.position + plan.epoch_rows - end, **found, foreign=tally.foreign)
+        counts.update(aside=self.position + plan.rows_of(self.epoch) - end, **found, foreign=tally.foreign)
         expected, what, each = sum(int(rows.sum()) for rows in tally.selected), "rows", "every selected row"
         if plan.order.repeats:
-            expected, what, each = plan.epoch_rows, "draws", "every planned draw"
+            expected, what, each = plan.rows_of(self.epoch), "draws", "every planned draw"
         notes = {
-            "dropped by remainder='drop'": plan.epoch_rows - end,
+            "dropped by remainder='drop'": plan.rows_of(self.epoch) - end,
             "repeated, and marked, by remainder='pad'": counts["padding"],
             "masked by on_bad_row='mask'": counts["masked"],
             "consumed before": self.position,
@@ -290,7 +291,7 @@ class EpochAudit:
         """Returns the rows at positions of the plan. Positions after the end of the epoch are padding."""
         which, own = split_offsets(self._selection.offsets(self.plan.select(self.epoch, positions)))
         components = which if isinstance(self._delivery_spec.order, MixOrder) else None
-        return Step(offsets=own, real=positions < self.plan.epoch_rows, components=components)
+        return Step(offsets=own, real=positions < self.plan.rows_of(self.epoch), components=components)
 
     def _rows(self, low: int, high: int) -> Iterator[Int64Array]:
         """Yields the rows at positions [low, high) in blocks."""
@@ -322,16 +323,17 @@ class EpochAudit:
             if self._delivery_spec.masks_bad_rows:  # bad rows are marked like padding; the plan knows the padding
                 at = self._starts[number]
                 own = plan.rank_slice(self.epoch, at, loader.dp_rank)
-                known = plan.positions(self.epoch, at, *own) < plan.epoch_rows
+                known = plan.positions(self.epoch, at, *own) < plan.rows_of(self.epoch)
                 real, masked = real | known, int((known & ~real).sum())
             yield Step(offsets=columns[ROW_OFFSET], real=real, components=columns.get(COMPONENT), masked=masked)
 
     def _compare(self, tally: Tally) -> tuple[dict[str, int], list[str]]:
         """Returns numbers of rows that came less or more often than expected, and a line for each kind of fault."""
         drawn, counts, faults = Tally(tally.selected), {"missing": 0, "twice": 0}, []
-        for rows in self._rows(0, self.plan.epoch_rows if any(part.order.repeats for part in self._parts) else 0):
+        end = self.plan.rows_of(self.epoch)
+        for rows in self._rows(0, end if any(part.order.repeats for part in self._parts) else 0):
             drawn.add(rows)
-        standings = self._delivery_spec.order.standings(self.plan.epoch_rows)
+        standings = self._delivery_spec.order.standings(self.epoch, end)
         for part, selected, times, draws in zip(self._parts, tally.selected, tally.times, drawn.times, strict=True):
             count, of = int(selected.sum()), f" of {part.name}" * bool(part.name)
             if count != part.rows:

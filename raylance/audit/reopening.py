@@ -98,10 +98,8 @@ def reopen(
     mixed = mix(weighed, stop=saved.order["stop"], window_bytes=saved.window_bytes, remainder=remainder)
     spec = opened_of(mixed).with_delivery(empty_batches=True)
     order = cast("MixOrder", spec.delivery.order)
-    # The recorded quotas are restored, because mix() divides them by a common divisor.
-    components = [dataclasses.replace(part, quota=parts[part.name]["quota"]) for part in order.components]
-    spread = saved.order.get("spread", "pattern")
-    order = dataclasses.replace(order, components=tuple(components), spread=spread).adopt(saved.order)
+    # The recorded quotas are restored, because mix() divides them by a common divisor; and all that has changed since.
+    order = (order.recorded(saved.order) or order).adopt(saved.order)
     return Dataset(spec.with_delivery(order=order))
 
 

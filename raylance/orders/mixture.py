@@ -2,12 +2,11 @@
 
 A mixture is one order over the concatenated selections of its components. So everything else (steps, ranks, resume,
 lost helpers) works as with one dataset. Which component a position belongs to, and which of its rows, in the
-component's own order, is computed by arithmetic: see `_Tree`.
+component's own order, is computed by arithmetic: see `course`.
 """
 
 import dataclasses
 import functools
-import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -18,6 +17,18 @@ import numpy.typing as npt
 
 from raylance.errors import ConfigError
 from raylance.orders.checking import select_rows
+from raylance.orders.course import (
+    Course,
+    Dealt,
+    Quotas,
+    Segment,
+    course_of,
+    read_schedule,
+    read_segments,
+    shares_of,
+    write_schedule,
+    write_segments,
+)
 from raylance.orders.order import Auto, Epoch, Facts, Order, PicklesFields, Resolved, Tables, join_tables
 from raylance.orders.permutation import Int32Array, Int64Array, UInt64Array
 from raylance.orders.shuffles import stack, stacked_kind, stacked_rows
@@ -25,7 +36,6 @@ from raylance.orders.shuffles import stack, stacked_kind, stacked_rows
 Floats = npt.NDArray[np.float64]
 
 _SAMPLED = 1 << 16  # drawn rows whose costs give the mean
-_MOST_SHARES = 2**31  # so that the product of two shares is an int64
 _AS_WEIGHTS = 0.011  # of a share: how far the quotas of raylance 0.10 are from the weights, 1 % or half a thousandth
 _MOST_TOGETHER, _MOST_ALONE = 4096, 512  # most own epochs of components that an epoch of the mixture keeps
 
@@ -67,19 +77,13 @@ class Component:
 
 
 def quotas(weights: Sequence[float], row_costs: Sequence[Fraction] | None = None) -> list[int]:
-    """Returns the components' shares of the rows as whole numbers, at least 1, whose sum is at most 2**31. Weights are
-    taken as they are written: 0.7 and 0.3 are 7 and 3. If no such numbers are exact, each is off by one part of the sum
-    at most. With `row_costs`, the mean cost of a row of each component, weights are shares of the cost.
+    """Returns the components' shares of the rows, see `shares_of`. Weights are taken as they are written: 0.7 and 0.3
+    are 7 and 3. With `row_costs`, the mean cost of a row of each component, weights are shares of the cost.
     """
     exact = list(map(_exact, weights))
     if row_costs is not None:
         exact = [weight / cost for weight, cost in zip(exact, row_costs, strict=True)]
-    scale = math.lcm(*(weight.denominator for weight in exact))
-    whole = [int(weight * scale) for weight in exact]
-    divisor, total = math.gcd(*whole), sum(whole)
-    if total // divisor <= _MOST_SHARES:
-        return [number // divisor for number in whole]
-    return [max(1, number * (_MOST_SHARES - len(whole)) // total) for number in whole]
+    return list(shares_of(exact))
 
 
 def _exact(weight: Any) -> Fraction:
@@ -87,119 +91,6 @@ def _exact(weight: Any) -> Fraction:
     if isinstance(weight, numbers.Rational):
         return Fraction(int(weight.numerator), int(weight.denominator))
     return Fraction(str(weight if isinstance(weight, np.floating) else float(weight)))
-
-
-class _Tree:
-    """Deals positions to components by a binary tree: of the first p positions of a node, its left half gets
-    floor(p * left / total + 1/2), and its right half the others.
-
-    Such a split is a Sturmian word, the most even sequence of two letters. So at any position each component has its
-    share, give or take a few rows, and neither size nor cost depends on the weights.
-    """
-
-    def __init__(self, quotas: tuple[int, ...]) -> None:
-        self.size = sum(quotas)
-        # By node, the root first: quota of the left half, quota of both, and the nodes of the halves. A component is a
-        # node that goes to itself.
-        nodes: list[tuple[int, int, int, int]] = []
-        owners: list[int] = []
-        self._paths: list[list[tuple[int, int, bool]]] = [[] for _ in quotas]  # (left, total, is left), the root last
-
-        def add(low: int, high: int) -> int:
-            number, total, middle = len(nodes), sum(quotas[low:high]), (low + high) // 2
-            nodes.append((total, total, number, number))
-            owners.append(low)
-            if high - low > 1:
-                left = sum(quotas[low:middle])
-                nodes[number] = left, total, add(low, middle), add(middle, high)
-                for index in range(low, high):
-                    self._paths[index].append((left, total, index < middle))
-            return number
-
-        add(0, len(quotas))
-        self._nodes, self._owners = np.array(nodes, dtype=np.int64).T, np.array(owners, dtype=np.int64)
-        self._depth = max(map(len, self._paths))
-
-    def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Returns the component of each position, and how many earlier positions belong to the same component."""
-        node, place = np.zeros(len(positions), dtype=np.int64), positions
-        for _ in range(self._depth):
-            left, total, left_node, right_node = self._nodes[:, node]
-            turn, rest = np.divmod(place, total)
-            before, over = np.divmod(rest * left + total // 2, total)
-            before += turn * left
-            is_left = over + left >= total
-            node, place = np.where(is_left, left_node, right_node), np.where(is_left, before, place - before)
-        return self._owners[node], place
-
-    def counts(self, position: int) -> list[int]:
-        """Returns how many of the first positions belong to each component."""
-        found = []
-        for path in self._paths:
-            count = position
-            for left, total, is_left in reversed(path):
-                first = (count * left + total // 2) // total
-                count = first if is_left else count - first
-            found.append(count)
-        return found
-
-    def position(self, component: int, index: int) -> int:
-        """Returns the position of a component's row with this index."""
-        for left, total, is_left in self._paths[component]:
-            half = total // 2
-            first = -((half - (index + 1) * total) // left) - 1  # before its next one, the left half has index + 1
-            index = first if is_left else (index * total + half) // (total - left)
-        return index
-
-
-class _Pattern:
-    """Deals positions by a repeated pattern, which has the quotas. Checkpoints of raylance 0.10 continue by it."""
-
-    def __init__(self, quotas: tuple[int, ...]) -> None:
-        due = np.concatenate([(np.arange(quota) + 0.5) / quota for quota in quotas])
-        owner = np.repeat(np.arange(len(quotas), dtype=np.int64), quotas)
-        self._pattern = owner[np.lexsort((owner, due))]
-        self._places = np.argsort(self._pattern, kind="stable")  # the places in a repetition, sorted by component
-        self._rank = np.empty_like(self._pattern)
-        self._rank[self._places] = np.concatenate([np.arange(quota) for quota in quotas])
-        self._quotas, self.size = np.array(quotas, dtype=np.int64), len(owner)
-
-    def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """See `_Tree.place`."""
-        turn, place = np.divmod(positions, self.size)
-        which = self._pattern[place]
-        return which, turn * self._quotas[which] + self._rank[place]
-
-    def counts(self, position: int) -> list[int]:
-        """See `_Tree.counts`."""
-        turn, rest = divmod(position, self.size)
-        part = np.bincount(self._pattern[:rest], minlength=len(self._quotas))
-        return [turn * quota + count for quota, count in zip(self._quotas.tolist(), part.tolist(), strict=True)]
-
-    def position(self, component: int, index: int) -> int:
-        """See `_Tree.position`."""
-        turn, place = divmod(index, int(self._quotas[component]))
-        first = int(self._quotas[:component].sum())
-        return turn * self.size + int(self._places[first + place])
-
-
-@functools.lru_cache(maxsize=16)
-def _dealing(spread: str, quotas: tuple[int, ...]) -> _Tree | _Pattern:
-    return _Tree(quotas) if spread == "tree" else _Pattern(quotas)
-
-
-@functools.lru_cache(maxsize=64)
-def _epoch_rows(spread: str, quotas: tuple[int, ...], rows: tuple[int, ...], stop: str) -> int:
-    dealing, is_first = _dealing(spread, quotas), stop == "first_exhausted"
-    # For each component: the position at which its next epoch would begin, or the position after its last row.
-    ends = [dealing.position(index, count if is_first else count - 1) for index, count in enumerate(rows)]
-    found = min(ends) if is_first else max(ends) + 1
-    if found >= 2**63:
-        raise ConfigError(
-            f'mix(): with stop="{stop}" an epoch has {found:.3g} rows, and positions have 63 bits. Raise the smallest '
-            "weight, or give stop= as a number of rows."
-        )
-    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -215,6 +106,8 @@ class MixOrder(Order):
     # Positions to read together. "auto": one window of each component or more, within half of `window_bytes`
     chunk_positions: int | Auto = "auto"
     spread: str = "pattern"  # "tree", or "pattern" for checkpoints of raylance 0.10 and before
+    schedule: tuple[tuple[int, Quotas], ...] = ()  # see `Segment.schedule`
+    segments: tuple[Segment, ...] = ()  # what has changed in the course of the run; the other fields say how it began
 
     def __post_init__(self) -> None:
         words = ("first_exhausted", "all_exhausted")
@@ -226,9 +119,22 @@ class MixOrder(Order):
             )
 
     @property
-    def quotas(self) -> tuple[int, ...]:
-        """The quota of each component."""
+    def quotas(self) -> Quotas:
+        """The quota of each component, as the run began."""
         return tuple(part.quota for part in self.components)
+
+    @property
+    def course(self) -> Course:
+        """How positions are dealt to the components in all epochs."""
+        # The first iteration resolves "auto". Before it no row is consumed, so any number is right.
+        rows = (part.rows if isinstance(part.epoch_rows, str) else part.epoch_rows for part in self.components)
+        return course_of(self.history, tuple(rows))
+
+    @property
+    def history(self) -> tuple[Segment, ...]:
+        """All segments of the run; the first one is how it began."""
+        first = Segment(quotas=self.quotas, stop=self.stop, spread=self.spread, schedule=self.schedule)
+        return (first, *self.segments)
 
     def params(self) -> dict[str, Any]:
         """See `Order.params`. Components are listed by name, with their quotas and orders."""
@@ -239,37 +145,88 @@ class MixOrder(Order):
             "chunk_positions": self.chunk_positions,
             "components": components,
         }
-        return params if self.spread == "pattern" else params | {"spread": self.spread}
+        params |= {} if self.spread == "pattern" else {"spread": self.spread}
+        params |= {"schedule": write_schedule(self.schedule)} if self.schedule else {}
+        return params | ({"segments": write_segments(self.segments)} if self.segments else {})
 
     def dealt_as(self, params: Mapping[str, Any]) -> Self:
-        """See `Order.dealt_as`. A mixture that raylance 0.10 recorded keeps its pattern, if it has these weights."""
+        """See `Order.dealt_as`."""
+        return self.recorded(params) or self
+
+    def recorded(self, params: Mapping[str, Any]) -> Self | None:
+        """Returns the mixture of the datasets that `params` has, with its quotas and its course; None if they are not
+        the first ones of this mixture.
+        """
         saved = params.get("components")
-        names = [part.name for part in self.components]
-        if self.spread == "pattern" or "spread" in params or not isinstance(saved, Mapping) or [*saved] != names:
-            return self
+        if not isinstance(saved, Mapping) or [*saved] != [part.name for part in self.components[: len(saved)]]:
+            return None
         quotas = [part.get("quota") for part in saved.values()]
-        if not all(isinstance(quota, int) and quota > 0 for quota in quotas):
-            return self
-        shares, wanted = (np.array(each) / sum(each) for each in (quotas, self.quotas))
-        if (np.abs(shares - wanted) > np.maximum(_AS_WEIGHTS * wanted, 0.0005)).any():
-            return self
-        parts = (dataclasses.replace(part, quota=quota) for part, quota in zip(self.components, quotas, strict=True))
-        return dataclasses.replace(self, components=tuple(parts), spread="pattern")
+        if not all(isinstance(quota, int) and quota >= 0 for quota in quotas) or not any(quotas):
+            return None
+        parts = [dataclasses.replace(part, quota=quota) for part, quota in zip(self.components, quotas, strict=False)]
+        return dataclasses.replace(
+            self,
+            components=tuple(parts),
+            stop=params.get("stop", self.stop),
+            spread=params.get("spread", "pattern"),
+            schedule=read_schedule(params.get("schedule", []), len(parts)),
+            segments=read_segments(params.get("segments", []), len(parts)),
+        )
+
+    def after(self, params: Mapping[str, Any], epoch: int, position: int) -> tuple[Self, str]:
+        """See `Order.after`. New datasets have no share before the place."""
+        saved, count = self.recorded(params), len(self.components)
+        if saved is None:
+            return self, ""
+        first, *later = [segment.widened(count) for segment in saved.history]
+        parts = (
+            dataclasses.replace(part, quota=quota) for part, quota in zip(self.components, first.quotas, strict=True)
+        )
+        found = dataclasses.replace(saved, components=tuple(parts), schedule=first.schedule, segments=tuple(later))
+        given, wanted = _given([first, *later]), _given(self.history)
+        if wanted.rule == given.rule or (given.spread == "pattern" and _are_close(wanted, given)):
+            return found, ""
+        here = dataclasses.replace(wanted, epoch=epoch, position=position, spread="tree", reason="")
+        return found.changed(here), f"  before: {self._in_words(given)}\n  from here on: {self._in_words(here)}"
+
+    def _in_words(self, segment: Segment) -> str:
+        shares = {
+            part.name: round(quota / sum(segment.quotas), 6)
+            for part, quota in zip(self.components, segment.quotas, strict=True)
+        }
+        schedule = f", a schedule of {len(segment.schedule)} changes" if segment.schedule else ""
+        return f"weights {shares}, stop={segment.stop!r}{schedule}"
+
+    def moved(self, epoch: int, position: int, quotas: Quotas, reason: str) -> Self:
+        """Returns the mixture with other quotas from a place on; nothing is left of the schedule."""
+        last = [segment for segment in self.history if segment.place <= (epoch, position)][-1]
+        move = Segment(epoch=epoch, position=position, quotas=quotas, stop=last.stop, reason=reason, is_move=True)
+        return self.changed(move)
+
+    def changed(self, segment: Segment) -> Self:
+        """Returns the mixture with another rule from the segment's place on."""
+        kept = [each for each in self.segments if each.place < segment.place]
+        return dataclasses.replace(self, segments=(*kept, segment))
+
+    def rule_at(self, epoch: int, position: int) -> Segment:
+        """Returns the segment of a place."""
+        return [segment for segment in self.history if segment.place <= (epoch, position)][-1]
 
     def adopt(self, params: Any) -> Self:
         """See `Order.adopt`."""
-        parts = tuple(part.adopt(params["components"][part.name]) for part in self.components)
+        saved = params["components"]
+        parts = tuple(part.adopt(saved[part.name]) if part.name in saved else part for part in self.components)
         chunk = params["chunk_positions"] if self.chunk_positions == "auto" else self.chunk_positions
         return dataclasses.replace(self, components=parts, chunk_positions=chunk)
 
     def resolve(self, facts: Facts) -> Resolved:
-        """See `Order.resolve`. Each component gets a part of `window_bytes` in proportion to its quota."""
-        size = sum(self.quotas)
+        """See `Order.resolve`. Each component gets a part of `window_bytes` in proportion to its largest share."""
+        shares = self._largest_shares()
         parts = []
-        for part in self.components:
-            share = max(1, facts.window_bytes * part.quota // size)
-            parts.append(part.resolve(dataclasses.replace(facts, window_bytes=share)))
-        windows = [(part.read_positions or 1) * size // of for part, of in zip(parts, self.quotas, strict=True)]
+        for part, share in zip(self.components, shares, strict=True):
+            window_bytes = max(1, int(facts.window_bytes * share))
+            parts.append(part.resolve(dataclasses.replace(facts, window_bytes=window_bytes)))
+        windows = [int((part.read_positions or 1) / of) for part, of in zip(parts, shares, strict=True) if of]
         limit = int(facts.window_bytes / 2 / max(facts.row_bytes, 1))
         auto = max(1, min(max(windows), limit))
         chunk = auto if isinstance(self.chunk_positions, str) else self.chunk_positions
@@ -277,27 +234,48 @@ class MixOrder(Order):
             dataclasses.replace(part, order=resolved.settings, epoch_rows=resolved.epoch_rows)
             for part, resolved in zip(self.components, parts, strict=True)
         )
-        rows, stop = tuple(part.epoch_rows for part in parts), self.stop
+        settings = dataclasses.replace(self, components=components, chunk_positions=chunk)
+        course = settings.course
         return _MixResolved(
-            settings=dataclasses.replace(self, components=components, chunk_positions=chunk),
+            settings=settings,
             rows=facts.rows,
             seed=facts.seed,
-            epoch_rows=_epoch_rows(self.spread, self.quotas, rows, stop) if isinstance(stop, str) else stop,
+            epoch_rows=course.epoch(course.last_change).end,
             shard_rows=1,
             read_positions=chunk,
             parts=tuple(parts),
         )
 
-    def standings(self, position: int) -> dict[str, dict[str, int]]:
-        """Returns the progress of each component in this epoch, by name: the number of consumed rows, of its own epochs
+    def _largest_shares(self) -> list[Fraction]:
+        """Returns the largest share that each component ever has."""
+        rules = [
+            quotas
+            for segment in self.history
+            for quotas in (segment.quotas, *(quotas for _, quotas in segment.schedule))
+        ]
+        return [max(Fraction(quotas[index], sum(quotas)) for quotas in rules) for index in range(len(self.components))]
+
+    def standings(self, epoch: int, position: int) -> dict[str, dict[str, int]]:
+        """Returns the progress of each component in an epoch, by name: the number of consumed rows, of its own epochs
         that ended ("passes"), and the position in its current own epoch.
         """
         standings = {}
-        for part, rows in zip(self.components, _dealing(self.spread, self.quotas).counts(position), strict=True):
-            # The first iteration resolves "auto". Before it no row is consumed, so any divisor is right.
+        for part, rows in zip(self.components, self.course.epoch(epoch).counts(position), strict=True):
             passes, own = divmod(rows, part.rows if isinstance(part.epoch_rows, str) else part.epoch_rows)
             standings[part.name] = {"rows": rows, "passes": passes, "position": own}
         return standings
+
+
+def _given(history: Sequence[Segment]) -> Segment:
+    """Returns the last segment that arguments of `raylance.mix` have made."""
+    return next(segment for segment in reversed(history) if not segment.is_move)
+
+
+def _are_close(one: Segment, other: Segment) -> bool:
+    """Whether two rules are of the same weights: raylance 0.10 has rounded them."""
+    shares, wanted = (np.array(each) / sum(each) for each in (other.quotas, one.quotas))
+    is_close = np.abs(shares - wanted) <= np.maximum(_AS_WEIGHTS * wanted, 0.0005)
+    return bool(is_close.all()) and (one.stop, one.schedule) == (other.stop, other.schedule)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -314,6 +292,11 @@ class _MixResolved(PicklesFields, Resolved):
     def _epoch(self) -> "Callable[[int], _MixEpoch]":
         """A function that returns an epoch by number. It keeps the last two, because each step and chunk asks again."""
         return functools.lru_cache(maxsize=2)(functools.partial(_MixEpoch, self))
+
+    @property
+    def alike_from(self) -> int:
+        """See `Resolved.alike_from`."""
+        return self.settings.course.last_change
 
     def custom_parts(self) -> list[Resolved]:
         return [own for part in self.parts for own in part.custom_parts()]
@@ -374,8 +357,7 @@ class _MixEpoch(Epoch):
 
     def rows(self, positions: Int64Array) -> Int64Array:
         (own_rows, starts), (kinds, kind_of_part) = self.order.numbers, self.order.kinds
-        settings = self.order.settings
-        which, counted = _dealing(settings.spread, settings.quotas).place(positions)
+        which, counted = self._dealt.place(positions)
         passes, within = np.divmod(counted, own_rows[which])
         own_epochs, out = passes * len(starts) + which, starts[which]
         for index, kind in enumerate(kinds):
@@ -393,9 +375,16 @@ class _MixEpoch(Epoch):
 
     def _own_epoch(self, own_epoch: int) -> Epoch:
         passes, index = divmod(own_epoch, len(self.order.parts))
-        part = self.order.parts[index]
-        wraps = -(-(self.order.epoch_rows + 1) // part.epoch_rows)
-        return part.epoch(self.number * wraps + passes)
+        return self.order.parts[index].epoch(self._dealt.first_own[index] + passes)
+
+    @functools.cached_property
+    def _dealt(self) -> Dealt:
+        return self.order.settings.course.epoch(self.number)
+
+    @property
+    def epoch_rows(self) -> int:
+        """See `Epoch.epoch_rows`."""
+        return self._dealt.end
 
     @functools.cached_property
     def _alone(self) -> "Callable[[int], Epoch]":

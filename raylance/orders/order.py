@@ -160,8 +160,8 @@ class Order(Setting):
             shard_rows=shard_rows,
         )
 
-    def standings(self, position: int) -> dict[str, Any]:
-        """Returns how far each dataset of a mixture is at a position of the epoch; empty unless this is a mixture."""
+    def standings(self, epoch: int, position: int) -> dict[str, Any]:
+        """Returns how far each dataset of a mixture is at a position of an epoch; empty unless this is a mixture."""
         return {}
 
     def params(self) -> dict[str, Any]:
@@ -170,8 +170,14 @@ class Order(Setting):
         return {"name": self.name, **{name: getattr(self, name) for name in fields}}
 
     def dealt_as(self, params: Mapping[str, Any]) -> Self:
-        """Returns this order as an earlier raylance computed it, if that is how the checkpoint's `params` have it."""
+        """Returns this order with those settings of a checkpoint's `params` that a run may change in its course."""
         return self
+
+    def after(self, params: Mapping[str, Any], epoch: int, position: int) -> tuple[Self, str]:
+        """Returns the order of a run that a checkpoint's `params` describe up to a place, and this order from there on;
+        and what changes there, in words. Orders that cannot change in the course of a run return themselves and "".
+        """
+        return self, ""
 
     def adopt(self, params: Mapping[str, Any]) -> Self:
         """Returns this order with the values of a checkpoint, `params`, for the fields that are "auto". Other fields
@@ -197,7 +203,7 @@ class Resolved:
     seed: int  # seed of the run
     # What was looked up in the selection. No other field grows with n.
     tables: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
-    epoch_rows: int  # positions of an epoch; n, unless the order repeats rows
+    epoch_rows: int  # positions of an epoch; n, unless the order repeats rows. See `Epoch.epoch_rows`
     shard_rows: int  # the mean if shards differ in size
     lane_count: int = 1  # the rows of a step are arranged by lane, so that each rank gets contiguous lanes
     read_positions: int | None = None  # positions after which all lanes begin another window; None without windows
@@ -217,6 +223,11 @@ class Resolved:
     def is_custom(self) -> bool:
         """Whether the order is not one of raylance's own, so that its rows must be checked."""
         return type(self.settings).__module__.partition(".")[0] != __name__.partition(".")[0]
+
+    @property
+    def alike_from(self) -> int:
+        """The first epoch from which on all have `epoch_rows` positions."""
+        return 0
 
     def custom_parts(self) -> "list[Resolved]":
         """Returns the custom orders among this order and its components."""
@@ -287,6 +298,11 @@ class Epoch:
         """Maps positions to selected rows; see `Order.rows_of`."""
         return self.order.settings.rows_of(self, positions)
 
+    @property
+    def epoch_rows(self) -> int:
+        """Number of positions of this epoch: that of all epochs, unless the order changes in the course of a run."""
+        return self.order.epoch_rows
+
     def round(self, number: int) -> Round:
         """Returns a round, counted from 0. Only orders with buckets have rounds."""
         raise NotImplementedError(f"{self.order.name} has no buckets")
@@ -310,7 +326,7 @@ class Epoch:
         Goes through the rows from `position` on, until it has found one of every shard.
         """
         done = np.ones(self.order.shard_count, dtype=np.bool_)
-        for block in blocks(position, self.order.epoch_rows):
+        for block in blocks(position, self.epoch_rows):
             if not done.any():
                 break
             done[self.order.shards_of(self.rows(block))] = False

@@ -1,8 +1,9 @@
 """The position of one rank in its training, and the state by which it is saved and loaded."""
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -135,8 +136,8 @@ class Cursor:
         """Goes to a step that is counted from the start of an epoch, maybe of an earlier or later one. Returns False if
         it lies before the first epoch.
         """
-        if plan.budget is None:  # all epochs have the same number of steps
-            epochs, step = divmod(step, plan.steps(0))
+        if plan.budget is None and epoch >= plan.order.alike_from and (step >= 0 or not plan.order.alike_from):
+            epochs, step = divmod(step, plan.steps(epoch))  # all these epochs have the same number of steps
             epoch += epochs
         while step < 0 < epoch:
             epoch, step = epoch - 1, step + plan.steps(epoch - 1)
@@ -162,9 +163,10 @@ class Cursor:
         """Returns the number of steps of the plan from here to the start of an epoch; 0 if the start has passed."""
         if epoch <= self.epoch:
             return 0
-        later = range(self.epoch + 1, epoch)
-        between = len(later) * plan.steps(0) if plan.budget is None else sum(map(plan.steps, later))
-        return plan.steps(self.epoch, self.position) + between
+        first = max(self.epoch + 1, plan.order.alike_from) if plan.budget is None else epoch
+        between = sum(map(plan.steps, range(self.epoch + 1, min(first, epoch))))
+        alike = max(0, epoch - first) * plan.steps(first) if epoch > first else 0
+        return plan.steps(self.epoch, self.position) + between + alike
 
     def plan(
         self,
@@ -217,7 +219,7 @@ class Cursor:
             step=self.step,
             global_step=self.global_step,
             completed_shards=shards,
-            components=spec.order.standings(self.position),
+            components=spec.order.standings(self.epoch, self.position),
             global_batch_size=None if isinstance(size, CostLimit) else size,
             dp_size=dp_size,
             budget=dataclasses.asdict(size) if isinstance(size, CostLimit) else None,
@@ -231,13 +233,25 @@ class Cursor:
             StateError: If the state is damaged, too old or too new, or belongs to other rows or another order.
         """
         saved, before = parse_state(state), self.delivery_spec
-        self.delivery_spec = dataclasses.replace(before, order=before.order.dealt_as(saved.order))
+        with _damaging():
+            self.delivery_spec = dataclasses.replace(before, order=before.order.dealt_as(saved.order))
         try:
             rows_of = check_state(saved, self.state(None, 1), self._has_rows_of)
-            spec = _adopt(self.delivery_spec, saved)
+            with _damaging():
+                recorded = self.delivery_spec.order.adopt(saved.order)
+            saved = _continue(saved, dataclasses.replace(self.delivery_spec, order=recorded))
+            spec = _adopt(before, saved)
         finally:
             self.delivery_spec = before
-        saved, self._rows_of = _continue(saved, spec), rows_of
+        order, change = spec.order.after(saved.order, saved.epoch, saved.position)
+        spec, self._rows_of = dataclasses.replace(spec, order=order), rows_of
+        if change:
+            logger.warning(
+                "the run continues with another mixture from epoch %d, position %d on:\n%s",
+                saved.epoch,
+                saved.position,
+                change,
+            )
         self.delivery_spec, self.global_step = spec, saved.global_step
         self.epoch, self.position, self.step = saved.epoch, saved.position, saved.step
         self._before = self.holder = None
@@ -259,12 +273,19 @@ def _nothing() -> None:
     """Does nothing: the default of `Cursor.settle`, because steps count as soon as they are handed out."""
 
 
-def _adopt(spec: DeliverySpec, saved: State) -> DeliverySpec:
-    """Takes sizes that are "auto" from the saved state, because another batch size must not change the order."""
+@contextlib.contextmanager
+def _damaging() -> Iterator[None]:
+    """Raises StateError for settings that no loader has saved."""
     try:
-        spec = dataclasses.replace(spec, order=spec.order.adopt(saved.order))
+        yield
     except ConfigError as error:
         raise damaged(str(error).removesuffix(".")) from error
+
+
+def _adopt(spec: DeliverySpec, saved: State) -> DeliverySpec:
+    """Takes sizes that are "auto" from the saved state, because another batch size must not change the order."""
+    with _damaging():
+        spec = dataclasses.replace(spec, order=spec.order.adopt(saved.order))
     if spec.window_bytes not in (None, saved.window_bytes):
         logger.warning(
             "the checkpoint has window_bytes=%d, the dataset %d. The order keeps the sizes of the checkpoint. For "
@@ -277,7 +298,7 @@ def _adopt(spec: DeliverySpec, saved: State) -> DeliverySpec:
 
 def _continue(saved: State, spec: DeliverySpec) -> State:
     """Returns the state from which to continue: the end of an epoch becomes the start of the next one."""
-    rows = spec.resolved_order.epoch_rows
+    rows = spec.resolved_order.epoch(saved.epoch).epoch_rows
     if saved.position > rows:
         raise damaged(f"position {saved.position} of an epoch of {rows}")
     if saved.position == rows:

@@ -99,8 +99,12 @@ class Plan(PicklesFields):
 
     @property
     def epoch_rows(self) -> int:
-        """Number of positions of an epoch; n, unless the order repeats rows."""
+        """Number of positions of an epoch; n, unless the order repeats rows. See `rows_of`."""
         return self.order.epoch_rows
+
+    def rows_of(self, epoch: int) -> int:
+        """Returns the number of positions of one epoch; another one if the order changes in the course of the run."""
+        return self.epoch(epoch).rows.epoch_rows
 
     @property
     def rows(self) -> int:
@@ -127,7 +131,7 @@ class Plan(PicklesFields):
             steps = CostSteps(rows, self.budget, self.remainder)
         else:
             steps = EvenSteps(
-                epoch_rows=self.epoch_rows, rows_each=self.global_batch_size, remainder=self.remainder, every=self.every
+                epoch_rows=rows.epoch_rows, rows_each=self.global_batch_size, remainder=self.remainder, every=self.every
             )
         if self.balance is None or dp_size == 1:  # nothing is to be balanced
             return PlannedEpoch(rows, steps, LaneSlices(rows, steps, dp_size))
@@ -193,7 +197,7 @@ class Plan(PicklesFields):
 
     def positions(self, epoch: int, position: int, low: int, high: int) -> Int64Array:
         """Returns the epoch positions of rows [low, high) of a step, sorted by (position mod lanes, position div
-        lanes), and then swapped by the balance, if there is one. Those of padding are at least `epoch_rows`.
+        lanes), and then swapped by the balance, if there is one. Those of padding are at least `rows_of(epoch)`.
         """
         return self.epoch(epoch).slices.positions(position, low, high)
 
@@ -226,7 +230,8 @@ class Plan(PicklesFields):
         """Returns the selected rows at epoch positions. Padding gets the epoch's first rows. Raises ConfigError if a
         custom order returns a row that is not in the selection.
         """
-        return select_rows(self.epoch(epoch).rows, positions % self.epoch_rows)
+        rows = self.epoch(epoch).rows
+        return select_rows(rows, positions % rows.epoch_rows)
 
     def check_order(self, epoch: int) -> None:
         """Checks a custom order on a sample of an epoch's positions, before anything is started. Raises ConfigError if
@@ -245,10 +250,10 @@ class Plan(PicklesFields):
 
     def is_real(self, item: WorkItem) -> BoolArray:
         """Returns for each row of an item whether it is not padding, bool, shape (item.rows,)."""
-        last = self._last(item)
-        if last + self.step_size(item.epoch, last) <= self.epoch_rows:
+        last, end = self._last(item), self.rows_of(item.epoch)
+        if last + self.step_size(item.epoch, last) <= end:
             return np.ones(item.rows, dtype=np.bool_)
-        return self.item_positions(item) < self.epoch_rows
+        return self.item_positions(item) < end
 
     def line(self, epoch: int, position: int, dp_rank: int) -> int:
         """Returns the line of the first row of a rank's slice of a step. Lines number the rank's rows in the order of
@@ -406,7 +411,7 @@ class Plan(PicklesFields):
             sizes.begin_chunk(high - low)
             while done < chunk.steps:
                 begin, (low, high) = self.rank_slice(epoch, at, dp_rank)[0], self._part(chunk, at, dp_rank)
-                left = None if spans_epochs or not first_rows else self._rank_rows_left(at)
+                left = None if spans_epochs or not first_rows else self._rank_rows_left(epoch, at)
                 rows = sizes.next(high - low, left)
                 parts = max(1, -(-(high - low) // rows))
                 joined = 1 if parts > 1 else self._fitting(epoch, at, self._whole(chunk, at, max_steps), dp_rank, rows)
@@ -417,9 +422,9 @@ class Plan(PicklesFields):
                 done, at = done + joined, self.after(epoch, at, joined)
                 sizes.count(parts)
 
-    def _rank_rows_left(self, position: int) -> int:
+    def _rank_rows_left(self, epoch: int, position: int) -> int:
         """Returns about how many rows a rank gets from a position to the end of the epoch."""
-        return (self.epoch_rows - position) // (self.dp_size * self.every)
+        return (self.rows_of(epoch) - position) // (self.dp_size * self.every)
 
     def _whole(self, chunk: Chunk, position: int, most: int) -> int:
         """Returns how many of a chunk's steps, from one on, at least 1 and at most `most`, wholly belong to it."""
@@ -432,8 +437,8 @@ class Plan(PicklesFields):
 def no_step_left(plan: Plan, epoch: int, position: int) -> str:
     """Returns the warning for an empty pass: after its position, no whole step fits into the epoch."""
     return (
-        f"no step is left of epoch {epoch}: {position} of {plan.epoch_rows} rows were consumed, and the rest is less "
-        f"than {plan.step_text} (remainder={plan.remainder!r}). This pass is empty; the next "
+        f"no step is left of epoch {epoch}: {position} of {plan.rows_of(epoch)} rows were consumed, and the rest is "
+        f"less than {plan.step_text} (remainder={plan.remainder!r}). This pass is empty; the next "
         f"one is epoch {epoch + 1}."
     )
 

@@ -95,7 +95,7 @@ class Expected:
         order = self.order
         if order is None or not (order.cost_names or self.tokens is not None):
             return ""
-        is_whole = end >= order.epoch_rows and not order.repeats
+        is_whole = end >= order.epoch(epoch).epoch_rows and not order.repeats
         if not order.cost_names:
             return f"; they have {self.tokens:,} tokens" if is_whole else ""
         try:
@@ -182,7 +182,7 @@ def _judge(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> tup
 def _compare(line: EpochLine, expected: Expected) -> tuple[Status, int, str]:
     """Compares the rows that an epoch's records hold with the planned ones; returns the same as `_judge`."""
     rows, order = _rows(line), expected.order
-    planned = expected.selection.rows if order is None else order.epoch_rows
+    planned = expected.selection.rows if order is None else order.epoch(line.epoch).epoch_rows
     left_out, repeats = max(0, planned - line.end), order is not None and order.repeats
     # Those after the last span are a part of `left_out`.
     inside = [(low, high) for low, high in line.passed_over if high is not None and high <= line.end]
@@ -223,7 +223,8 @@ def _differs(line: EpochLine, expected: Expected, handed: Digest, left_out: int)
     order = expected.order
     if order is None:
         return handed.differs(expected.whole)
-    end, rows = min(line.end, order.epoch_rows), order.epoch_rows
+    rows = order.epoch(line.epoch).epoch_rows
+    end = min(line.end, rows)
     if order.repeats or (line.end < left_out and not order.is_custom):
         return handed.differs(expected.planned(order, line.epoch, 0, end))
     return (handed + expected.planned(order, line.epoch, end, rows)).differs(expected.whole)
@@ -248,7 +249,7 @@ def check_permutation(plan: Plan, selection: HasOffsets, epoch: int, end: int, h
     Raises CoverageError if some rows came twice and others never.
     """
     expected = Expected(selection=selection, order=plan.order)
-    left = expected.planned(plan.order, epoch, end, plan.epoch_rows)
+    left = expected.planned(plan.order, epoch, end, plan.rows_of(epoch))
     if not (handed + left).differs(expected.whole):
         return
     name = type(plan.order.settings).__name__

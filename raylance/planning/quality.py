@@ -207,7 +207,7 @@ def _block_classes(count: int, n: int) -> Classes:
 
 
 def _steps(plan: Plan) -> int:
-    return max(1, plan.epoch_rows // plan.global_batch_size)
+    return max(1, plan.rows_of(0) // plan.global_batch_size)
 
 
 def _sample_starts(plan: Plan, sample_steps: int) -> list[int]:
@@ -240,7 +240,7 @@ def _ideal(plan: Plan, epochs: int, starts: list[int], classings: list[Classes])
 
 
 def _observe_step(plan: Plan, epoch: int, start: int, classings: list[Classes]) -> list[float]:
-    stop = min(start + plan.global_batch_size, max(plan.epoch_rows, start + 1))
+    stop = min(start + plan.global_batch_size, max(plan.rows_of(0), start + 1))
     rows = plan.select(epoch, np.arange(start, stop, dtype=np.int64))
     size, places = len(rows), min(plan.global_batch_size, plan.rows)
     distance = nearest = close = float("nan")
@@ -266,8 +266,8 @@ def _divergence(classes: Int64Array, shares: Floats) -> float:
 
 def _correlation(plan: Plan, epoch: int) -> float:
     """Returns the rank correlation of the rows at the same positions of two epochs. Row numbers serve as ranks."""
-    count = min(plan.epoch_rows, _PAIRED_ROWS)
+    count = min(plan.rows_of(0), _PAIRED_ROWS)
     if count < 2:
         return float("nan")
-    positions = permute(np.arange(count), plan.epoch_rows, derive_key(plan.order.seed, "quality", "pairs"))
+    positions = permute(np.arange(count), plan.rows_of(0), derive_key(plan.order.seed, "quality", "pairs"))
     return float(np.corrcoef(plan.select(epoch, positions), plan.select(epoch + 1, positions))[0, 1])

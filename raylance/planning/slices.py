@@ -92,7 +92,7 @@ class BalancedSlices(LaneSlices):
             starts = [at for at in self._steps.starts(position, _TOGETHER) if not self._steps.is_over(at)]
             steps = [super(BalancedSlices, self).positions(at, 0, self._steps.size(at)) for at in starts]
             order = self._rows.order
-            positions = np.concatenate(steps) % order.epoch_rows
+            positions = np.concatenate(steps) % self._rows.epoch_rows
             costs = order.costs(select_rows(self._rows, positions)).astype(np.int64)  # (rows, costs)
             parts = np.split(costs, np.cumsum([len(step) for step in steps])[:-1])
             for at, step, part in zip(starts, steps, parts, strict=True):

@@ -230,6 +230,7 @@ def check_state(saved: State, current: State, has_rows_of: HasRowsOf = no_versio
     Raises:
         StateError: If fields differ, with both values of each, side by side.
     """
+    current = _of_datasets(current, saved)
     samples = () if saved.fingerprint == current.fingerprint else ("windows",)  # different words may mean the same
     elsewhere, moved = _compare(saved, current, ("uri",)), _moved_on(saved, current, has_rows_of)
     left_out, rows_of = ((), saved.rows_of) if moved is None else moved
@@ -258,6 +259,22 @@ def check_state(saved: State, current: State, has_rows_of: HasRowsOf = no_versio
             differing,
         )
     return rows_of
+
+
+def _of_datasets(current: State, saved: State) -> State:
+    """Returns the state of a mixture without the datasets that have joined it since another state: they are the last
+    ones. The rows of the others are compared one by one.
+    """
+    before, now = ([*state.uri] if isinstance(state.uri, Mapping) else [] for state in (saved, current))
+    if not before or now[: len(before)] != before or len(now) == len(before):
+        return current
+    fields = {field.name: getattr(current, field.name) for field in dataclasses.fields(State)}
+    found: dict[str, Any] = {
+        name: {part: value[part] for part in before}
+        for name, value in fields.items()
+        if isinstance(value, Mapping) and [*value] == now
+    }
+    return dataclasses.replace(current, **found, rows=saved.rows, fingerprint=saved.fingerprint)
 
 
 def _moved_on(

@@ -48,7 +48,7 @@ def row_costs(plan: Plan, epoch: int, position: int) -> RowCosts:
     slices = [plan.rank_slice(epoch, position, rank) for rank in range(plan.dp_size)]
     names = plan.order.cost_names
     is_padded = np.array([plan.pads(name) for name in names])
-    return RowCosts(names, is_padded, costs, positions < plan.epoch_rows, slices)
+    return RowCosts(names, is_padded, costs, positions < plan.rows_of(epoch), slices)
 
 
 class StepCosts(NamedTuple):
@@ -147,7 +147,7 @@ def cost_figures(
     """Computes what the costs mean for the ranks, from steps at equal distances; by name if rows have several costs;
     None if they have none.
     """
-    wanted = (np.arange(sample_steps) * (plan.epoch_rows / sample_steps)).astype(np.int64).tolist()
+    wanted = (np.arange(sample_steps) * (plan.rows_of(0) / sample_steps)).astype(np.int64).tolist()
     starts = dict.fromkeys(plan.start_of(epoch, position) for position in wanted) if plan.order.cost_names else {}
     steps = [_look_at(plan, epoch, start) for start in starts if not plan.is_over(epoch, start)]
     if not steps:

@@ -157,7 +157,7 @@ class CostSteps(Steps):
         """Takes the rows of the epoch, and fields of a plan."""
         self._rows, self._remainder = rows, remainder
         self._limits = budget.of(rows.order.cost_names, padded=rows.order.buckets_by)
-        self._epoch_rows = rows.order.epoch_rows
+        self._epoch_rows = rows.epoch_rows
         self._unit_positions = rows.order.read_positions or _UNIT  # the last unit may have fewer
         # A short rest of the epoch belongs to the last unit, unless that is a round of `Buckets`.
         units, rest = divmod(self._epoch_rows, self._unit_positions)

@@ -27,12 +27,12 @@ def summarise(
     window_bytes = int(fitting_rows(rows, row_bytes, reader_bytes) * row_bytes)
     steps = plan.steps(0)
     end = plan.after(0, 0, steps)
-    repeated = max(0, steps * plan.global_batch_size - plan.epoch_rows) if plan.remainder == "pad" else 0
+    repeated = max(0, steps * plan.global_batch_size - plan.rows_of(0)) if plan.remainder == "pad" else 0
     return PlanSummary(
         plan=plan,
         steps=steps,
         sources=_sources(plan, end),
-        rows_dropped=plan.epoch_rows - end,
+        rows_dropped=plan.rows_of(0) - end,
         rows_repeated=repeated if plan.budget is None else 0,
         shards=plan.order.shard_count,
         reads=reads,
@@ -49,7 +49,7 @@ def _sources(plan: Plan, end: int) -> "dict[str, SourceRows]":
     order = plan.order.settings
     if not isinstance(order, MixOrder):
         return {}
-    found, standings = {}, order.standings(end)
+    found, standings = {}, order.standings(0, end)
     costs, names = mean_costs(plan.order), plan.order.cost_names
     totals = sum(mean * standings[part.name]["rows"] for mean, part in zip(costs, order.components, strict=False))
     for number, part in enumerate(order.components):
@@ -199,9 +199,9 @@ class PlanSummary:
     def _rows_in_words(self) -> str:
         plan, settings = self.plan, self.plan.order.settings
         if self.sources:
-            return f"{plan.epoch_rows:,} rows an epoch, of {plan.rows:,} in {counted(len(self.sources), 'dataset')}"
+            return f"{plan.rows_of(0):,} rows an epoch, of {plan.rows:,} in {counted(len(self.sources), 'dataset')}"
         if settings.repeats:  # such an order has no shards
-            return f"{plan.epoch_rows:,} rows an epoch, drawn from {plan.rows:,}"
+            return f"{plan.rows_of(0):,} rows an epoch, drawn from {plan.rows:,}"
         return f"{plan.rows:,} rows in {counted(self.shards, 'shard')} of {settings.shard_rows}"
 
     def _costs_in_words(self) -> list[str]:

@@ -162,5 +162,5 @@ class RowSampler(RankSteps, torch.utils.data.Sampler[list[int]]):
             batch = _Indices(plan.select(epoch, positions).tolist())
             if position == 0 and start == starts[-1]:
                 self._has_passed(epoch)
-            batch.keys = (epoch, positions < plan.epoch_rows, positions if plan.order.repeats else None)
+            batch.keys = (epoch, positions < plan.rows_of(epoch), positions if plan.order.repeats else None)
             yield batch

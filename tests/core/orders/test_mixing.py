@@ -51,7 +51,7 @@ def test_seeking_equals_replaying_and_standings_count(order: Resolved, data: st.
     np.testing.assert_array_equal(order.epoch(2).rows(np.arange(position, length)), rows[position:])
     base = 0
     for part in parts_of(order):
-        standing = order.settings.standings(position)[part.name]
+        standing = order.settings.standings(0, position)[part.name]
         consumed = ((rows[:position] >= base) & (rows[:position] < base + part.rows)).sum()
         assert standing["rows"] == consumed == standing["passes"] * part.epoch_rows + standing["position"]
         base += part.rows
@@ -82,7 +82,7 @@ def test_rows_that_are_asked_together_are_those_of_each_component_alone(
 def every_component(order: Resolved) -> list[str]:
     """Names by position, counted by standings alone."""
     counts = [
-        {name: standing["rows"] for name, standing in order.settings.standings(position).items()}
+        {name: standing["rows"] for name, standing in order.settings.standings(0, position).items()}
         for position in range(order.epoch_rows + 1)
     ]
     return [next(name for name in after if after[name] > before[name]) for before, after in itertools.pairwise(counts)]

@@ -1,0 +1,475 @@
+"""Which dataset of a mixture each position belongs to, through all changes of the weights in the course of a run."""
+
+import base64
+import bisect
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Protocol
+
+import numpy as np
+
+from raylance.errors import ConfigError
+from raylance.orders.permutation import Int64Array
+
+_MOST_SHARES = 2**31  # so that the product of two shares is an int64
+_MOST_POSITIONS = 2**63
+_KEPT = 8  # epochs that a course keeps
+_MOST_PLAIN = 16  # segments that a state holds in plain words; a thousand take 8 kB of compressed JSON
+
+Quotas = tuple[int, ...]
+"""For each component, its share of the positions, in parts of the sum of all; 0 for none."""
+
+
+def shares_of(weights: Sequence[Fraction]) -> Quotas:
+    """Returns weights as whole numbers whose sum is at most 2**31: at least 1, or 0 for 0. If no such numbers are
+    exact, each is off by one part of the sum at most.
+    """
+    scale = math.lcm(*(weight.denominator for weight in weights))
+    whole = [int(weight * scale) for weight in weights]
+    divisor, total = math.gcd(*whole), sum(whole)
+    if total // divisor <= _MOST_SHARES:
+        return tuple(number // divisor for number in whole)
+    return tuple(max(1, number * (_MOST_SHARES - len(whole)) // total) if number else 0 for number in whole)
+
+
+class Dealer(Protocol):
+    """Deals positions to components by their quotas, from position 0 on."""
+
+    def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Returns the component of each position, and how many earlier positions belong to the same component."""
+
+    def counts(self, position: int) -> list[int]:
+        """Returns how many of the first positions belong to each component."""
+
+    def position(self, component: int, index: int) -> int:
+        """Returns the position of a component's row with this index."""
+
+
+class _Tree:
+    """Deals positions to components by a binary tree: of the first p positions of a node, its left half gets
+    floor(p * left / total + 1/2), and its right half the others.
+
+    Such a split is a Sturmian word, the most even sequence of two letters. So at any position each component has its
+    share, give or take a few rows, and neither size nor cost depends on the weights.
+    """
+
+    def __init__(self, quotas: Quotas) -> None:
+        # By node, the root first: quota of the left half, quota of both, and the nodes of the halves. A component is a
+        # node that goes to itself.
+        nodes: list[tuple[int, int, int, int]] = []
+        owners: list[int] = []
+        self._paths: list[list[tuple[int, int, bool]]] = [[] for _ in quotas]  # (left, total, is left), the root last
+
+        def add(low: int, high: int) -> int:
+            number, total, middle = len(nodes), sum(quotas[low:high]), (low + high) // 2
+            nodes.append((total, total, number, number))
+            owners.append(low)
+            if high - low > 1:
+                left = sum(quotas[low:middle])
+                nodes[number] = left, total, add(low, middle), add(middle, high)
+                for index in range(low, high):
+                    self._paths[index].append((left, total, index < middle))
+            return number
+
+        add(0, len(quotas))
+        self._nodes, self._owners = np.array(nodes, dtype=np.int64).T, np.array(owners, dtype=np.int64)
+        self._depth = max(map(len, self._paths))
+
+    def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """See `Dealer.place`."""
+        node, place = np.zeros(len(positions), dtype=np.int64), positions
+        for _ in range(self._depth):
+            left, total, left_node, right_node = self._nodes[:, node]
+            turn, rest = np.divmod(place, total)
+            before, over = np.divmod(rest * left + total // 2, total)
+            before += turn * left
+            is_left = over + left >= total
+            node, place = np.where(is_left, left_node, right_node), np.where(is_left, before, place - before)
+        return self._owners[node], place
+
+    def counts(self, position: int) -> list[int]:
+        """See `Dealer.counts`."""
+        found = []
+        for path in self._paths:
+            count = position
+            for left, total, is_left in reversed(path):
+                first = (count * left + total // 2) // total
+                count = first if is_left else count - first
+            found.append(count)
+        return found
+
+    def position(self, component: int, index: int) -> int:
+        """See `Dealer.position`."""
+        for left, total, is_left in self._paths[component]:
+            half = total // 2
+            first = -((half - (index + 1) * total) // left) - 1  # before its next one, the left half has index + 1
+            index = first if is_left else (index * total + half) // (total - left)
+        return index
+
+
+class _Pattern:
+    """Deals positions by a repeated pattern, which has the quotas. Checkpoints of raylance 0.10 continue by it."""
+
+    def __init__(self, quotas: Quotas) -> None:
+        due = np.concatenate([(np.arange(quota) + 0.5) / quota for quota in quotas])
+        owner = np.repeat(np.arange(len(quotas), dtype=np.int64), quotas)
+        self._pattern = owner[np.lexsort((owner, due))]
+        self._places = np.argsort(self._pattern, kind="stable")  # the places in a repetition, sorted by component
+        self._rank = np.empty_like(self._pattern)
+        self._rank[self._places] = np.concatenate([np.arange(quota) for quota in quotas])
+        self._quotas, self._size = np.array(quotas, dtype=np.int64), len(owner)
+
+    def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """See `Dealer.place`."""
+        turn, place = np.divmod(positions, self._size)
+        which = self._pattern[place]
+        return which, turn * self._quotas[which] + self._rank[place]
+
+    def counts(self, position: int) -> list[int]:
+        """See `Dealer.counts`."""
+        turn, rest = divmod(position, self._size)
+        part = np.bincount(self._pattern[:rest], minlength=len(self._quotas))
+        return [turn * quota + count for quota, count in zip(self._quotas.tolist(), part.tolist(), strict=True)]
+
+    def position(self, component: int, index: int) -> int:
+        """See `Dealer.position`."""
+        turn, place = divmod(index, int(self._quotas[component]))
+        first = int(self._quotas[:component].sum())
+        return turn * self._size + int(self._places[first + place])
+
+
+class _Some:
+    """Deals positions to those components that have a quota."""
+
+    def __init__(self, spread: str, quotas: Quotas) -> None:
+        self._which = np.flatnonzero(np.array(quotas)).astype(np.int64)
+        self._all, own = len(quotas), tuple(quota for quota in quotas if quota)
+        self._dealer: Dealer = _Tree(own) if spread == "tree" else _Pattern(own)
+
+    def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """See `Dealer.place`."""
+        which, index = self._dealer.place(positions)
+        return self._which[which], index
+
+    def counts(self, position: int) -> list[int]:
+        """See `Dealer.counts`."""
+        found = [0] * self._all
+        for which, count in zip(self._which.tolist(), self._dealer.counts(position), strict=True):
+            found[which] = count
+        return found
+
+    def position(self, component: int, index: int) -> int:
+        """See `Dealer.position`."""
+        return self._dealer.position(int(np.searchsorted(self._which, component)), index)
+
+
+@functools.lru_cache(maxsize=64)
+def _dealer(spread: str, quotas: Quotas) -> Dealer:
+    if all(quotas):
+        return _Tree(quotas) if spread == "tree" else _Pattern(quotas)
+    return _Some(spread, quotas)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """The rule of a mixture from a place of the run on, up to the next segment.
+
+    Attributes:
+        epoch: The epoch in which it begins.
+        position: The position at which it begins.
+        quotas: The quotas at its beginning, unless the schedule has others for that place.
+        stop: When an epoch ends: "first_exhausted", "all_exhausted", or after a number of rows.
+        spread: How positions are dealt: "tree", or "pattern" for checkpoints of raylance 0.10 and before.
+        schedule: Later quotas: each from a number of rows of the run on, counted over all epochs, ascending.
+        reason: Why it began; "" for the first segment, and for what a restart has changed.
+        is_move: Whether the training function has changed the quotas, not the arguments of `raylance.mix`.
+    """
+
+    epoch: int = 0
+    position: int = 0
+    quotas: Quotas
+    stop: str | int
+    spread: str = "tree"
+    schedule: tuple[tuple[int, Quotas], ...] = ()
+    reason: str = ""
+    is_move: bool = False
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The epoch and the position at which it begins."""
+        return self.epoch, self.position
+
+    @property
+    def rule(self) -> tuple[Any, ...]:
+        """What two segments have in common if positions are dealt alike."""
+        return self.quotas, self.stop, self.schedule
+
+    def widened(self, components: int) -> "Segment":
+        """Returns the segment for more components, of which the new ones have no share."""
+        more = (0,) * (components - len(self.quotas))
+        schedule = tuple((rows, quotas + more) for rows, quotas in self.schedule)
+        return dataclasses.replace(self, quotas=self.quotas + more, schedule=schedule)
+
+    def quotas_at(self, rows: int) -> Quotas:
+        """Returns the quotas after a number of rows of the run."""
+        at = bisect.bisect_right(self.schedule, rows, key=lambda knot: knot[0])
+        return self.schedule[at - 1][1] if at else self.quotas
+
+    def next_change(self, rows: int) -> int | None:
+        """Returns the number of rows of the run after which the quotas change next; None if they do not."""
+        at = bisect.bisect_right(self.schedule, rows, key=lambda knot: knot[0])
+        return self.schedule[at][0] if at < len(self.schedule) else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Dealt:
+    """How the positions of one epoch are dealt to components.
+
+    Attributes:
+        starts: Where each part begins in which one dealer deals: int64, ascending, the first one 0.
+        dealers: The dealers of the parts.
+        before: How many rows each component has before each part: int64, (parts, components).
+        end: Number of positions of the epoch.
+        first_own: The number of each component's first own epoch in it.
+    """
+
+    starts: Int64Array
+    dealers: tuple[Dealer, ...]
+    before: Int64Array
+    end: int
+    first_own: tuple[int, ...]
+
+    def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Returns the component of each position, and how many rows the component has before it in the epoch."""
+        if len(self.dealers) == 1:
+            return self.dealers[0].place(positions)
+        part = np.searchsorted(self.starts, positions, side="right") - 1
+        which, index = np.empty_like(positions), np.empty_like(positions)
+        for number in np.unique(part).tolist():
+            mine = part == number
+            found, own = self.dealers[number].place(positions[mine] - self.starts[number])
+            which[mine], index[mine] = found, own + self.before[number][found]
+        return which, index
+
+    def counts(self, position: int) -> list[int]:
+        """Returns how many of the first positions belong to each component."""
+        part = bisect.bisect_right(self.starts, position) - 1
+        own = self.dealers[part].counts(position - int(self.starts[part]))
+        return [before + count for before, count in zip(self.before[part].tolist(), own, strict=True)]
+
+
+class Course:
+    """How positions are dealt to components, in all epochs: by segments, each of which may have a schedule.
+
+    What lies before a place does not depend on the segments that begin there or later.
+    """
+
+    def __init__(self, segments: tuple[Segment, ...], rows: tuple[int, ...]) -> None:
+        """Takes the segments, ascending, the first one from (0, 0) on; and the rows of an own epoch by component."""
+        self._segments, self._rows = segments, rows
+        self._places = [segment.place for segment in segments]
+        self._known: dict[int, Dealt] = {}
+        # The furthest epoch that was found, with the rows before it and the components' first own epochs
+        self._reached = 0, 0, (0,) * len(rows)
+
+    def epoch(self, number: int) -> Dealt:
+        """Returns how the positions of an epoch are dealt."""
+        found = self._known.get(number)
+        if found is None:
+            found = self._find(number)
+            self._known[number] = found
+            for key in list(self._known)[:-_KEPT]:
+                self._known.pop(key, None)
+        return found
+
+    @property
+    def last_change(self) -> int:
+        """The first epoch from which on all have the same number of positions."""
+        return next(epoch for epoch, _, _, more in self._walk() if more is None)
+
+    def _find(self, number: int) -> Dealt:
+        at = self._reached
+        for epoch, before, first_own, more in self._walk(at if at[0] <= number else None):
+            if more is None or number < epoch + more:  # from this epoch to the asked one, all are alike
+                dealt = self._deal(epoch, before, first_own)
+                wraps = self._wraps(dealt)
+                self._reached = epoch, before, first_own
+                own = tuple(first + (number - epoch) * more for first, more in zip(first_own, wraps, strict=True))
+                return dataclasses.replace(dealt, first_own=own)
+        raise AssertionError("epochs have no end")
+
+    def _walk(
+        self, begin: tuple[int, int, tuple[int, ...]] | None = None
+    ) -> Iterator[tuple[int, int, tuple[int, ...], int | None]]:
+        """Yields epochs, the rows of the run before them, the components' first own epochs, and how many epochs from
+        there on are alike; None for all.
+        """
+        epoch, rows, first_own = begin or (0, 0, (0,) * len(self._rows))
+        while True:
+            dealt = self._deal(epoch, rows, first_own)
+            alike = self._alike(epoch, rows, dealt.end)
+            yield epoch, rows, first_own, alike
+            if alike is None:
+                return
+            wraps = self._wraps(dealt)
+            first_own = tuple(first + alike * more for first, more in zip(first_own, wraps, strict=True))
+            epoch, rows = epoch + alike, rows + alike * dealt.end
+
+    def _alike(self, epoch: int, rows: int, end: int) -> int | None:
+        """Returns how many epochs, from one that `rows` precede and that has `end` positions, are alike."""
+        at = bisect.bisect_right(self._places, (epoch, 0)) - 1
+        limits = [] if at + 1 == len(self._places) else [self._places[at + 1][0] - epoch]
+        change = self._segments[at].next_change(rows)
+        if change is not None:
+            limits.append((change - rows) // max(1, end))
+        return max(1, min(limits)) if limits else None
+
+    def _wraps(self, dealt: Dealt) -> list[int]:
+        """Returns how many own epochs of each component an epoch may begin."""
+        return [-(-(dealt.end + 1) // rows) for rows in self._rows]
+
+    def _deal(self, epoch: int, rows: int, first_own: tuple[int, ...]) -> Dealt:
+        """Returns how the positions of an epoch are dealt that `rows` of the run precede."""
+        at = bisect.bisect_right(self._places, (epoch, 0)) - 1
+        later = [segment for segment in self._segments[at + 1 :] if segment.epoch == epoch]
+        segment, start, counts = self._segments[at], 0, [0] * len(self._rows)
+        starts: list[int] = []
+        dealers: list[Dealer] = []
+        before: list[list[int]] = []
+        while True:
+            dealer = _dealer(segment.spread, segment.quotas_at(rows + start))
+            starts.append(start)
+            dealers.append(dealer)
+            before.append(counts)
+            end = start + self._left(segment, segment.quotas_at(rows + start), dealer, counts, start)
+            change = segment.next_change(rows + start)
+            after = min([end, *(each.position for each in later[:1]), *([] if change is None else [change - rows])])
+            if after >= end:
+                break
+            counts = [count + more for count, more in zip(counts, dealer.counts(after - start), strict=True)]
+            start = after
+            while later and later[0].position <= start:
+                segment = later.pop(0)
+        return Dealt(np.array(starts), tuple(dealers), np.array(before), end, first_own)
+
+    def _left(self, segment: Segment, quotas: Quotas, dealer: Dealer, counts: list[int], start: int) -> int:
+        """Returns how many positions of an epoch are left from a part on, if its rule holds to the end."""
+        if isinstance(segment.stop, int):
+            return max(0, segment.stop - start)
+        shared = [index for index, quota in enumerate(quotas) if quota]
+        if segment.stop == "first_exhausted":
+            rest = [(index, self._rows[index] - counts[index] % self._rows[index]) for index in shared]
+            found = min(dealer.position(index, left) for index, left in rest)
+        else:
+            rest = [(index, self._rows[index] - counts[index]) for index in shared]
+            found = max([dealer.position(index, left - 1) + 1 for index, left in rest if left > 0], default=0)
+        if found + start >= _MOST_POSITIONS:
+            raise ConfigError(
+                f'mix(): with stop="{segment.stop}" an epoch has {found:.3g} rows, and positions have 63 bits. Raise '
+                "the smallest weight, or give stop= as a number of rows."
+            )
+        return found
+
+
+@functools.lru_cache(maxsize=16)
+def course_of(segments: tuple[Segment, ...], rows: tuple[int, ...]) -> Course:
+    """Returns the course of segments, for components of these rows each."""
+    return Course(segments, rows)
+
+
+def stages_between(
+    first: tuple[int, Sequence[Fraction]], last: tuple[int, Sequence[Fraction]], parts: int
+) -> Iterator[tuple[int, Quotas]]:
+    """Yields the quotas of equal parts between two places whose weights change along a line, each with its begin."""
+    (begin, before), (end, after) = first, last
+    bounds = [begin + (end - begin) * number // parts for number in range(parts + 1)]
+    for number, (low, high) in enumerate(itertools.pairwise(bounds)):
+        if low < high:
+            share = Fraction(2 * number + 1, 2 * parts)
+            yield low, shares_of([old + (new - old) * share for old, new in zip(before, after, strict=True)])
+
+
+def write_schedule(schedule: tuple[tuple[int, Quotas], ...]) -> Any:
+    """Returns a schedule as JSON-able values, which `read_schedule` reads."""
+    return _packed([[rows, [*quotas]] for rows, quotas in schedule])
+
+
+def read_schedule(value: Any, components: int) -> tuple[tuple[int, Quotas], ...]:
+    """Reads what `write_schedule` has returned. Raises ConfigError if it is damaged."""
+    with _refusing("schedule", value):
+        found = [(_count(rows), _quotas(quotas, components)) for rows, quotas in _unpacked(value)]
+        if [rows for rows, _ in found] != sorted({rows for rows, _ in found}):
+            raise ValueError("not ascending")
+        return tuple(found)
+
+
+def write_segments(segments: Sequence[Segment]) -> Any:
+    """Returns segments as JSON-able values, which `read_segments` reads: a list of those fields that have no default,
+    or its compressed JSON if there are many.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(Segment)}
+    found = []
+    for segment in segments:
+        fields = {name: getattr(segment, name) for name in defaults if getattr(segment, name) != defaults[name]}
+        found.append(fields | ({"schedule": write_schedule(segment.schedule)} if segment.schedule else {}))
+    return _packed(found)
+
+
+def read_segments(value: Any, components: int) -> tuple[Segment, ...]:
+    """Reads what `write_segments` has returned. Raises ConfigError if it is damaged."""
+    with _refusing("segments", value):
+        found = []
+        for fields in _unpacked(value):
+            known = {
+                "quotas": _quotas(fields["quotas"], components),
+                "schedule": read_schedule(fields.get("schedule", []), components),
+                "epoch": _count(fields.get("epoch", 0)),
+                "position": _count(fields.get("position", 0)),
+            }
+            found.append(Segment(**fields | known))
+        places = [segment.place for segment in found]
+        if places != sorted(set(places)):
+            raise ValueError("not ascending")
+        return tuple(found)
+
+
+@contextlib.contextmanager
+def _refusing(name: str, value: Any) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, zlib.error) as error:
+        raise ConfigError(f"its {name} are {str(value)[:200]!r}: {error}") from error
+
+
+def _quotas(value: Any, components: int) -> Quotas:
+    found = tuple(map(_count, value))
+    if len(found) != components or not any(found):
+        raise ValueError(f"{len(found)} quotas of {components} datasets")
+    return found
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _MOST_POSITIONS:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def _packed(values: list[Any]) -> Any:
+    if len(values) <= _MOST_PLAIN:
+        return values
+    return {"packed": base64.b85encode(zlib.compress(json.dumps(values).encode(), 9)).decode()}
+
+
+def _unpacked(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        value = json.loads(zlib.decompress(base64.b85decode(value["packed"])))
+    if not isinstance(value, list):
+        raise TypeError("not a list")
+    return value
