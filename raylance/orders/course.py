@@ -363,13 +363,13 @@ class Course:
         """Returns how many positions of an epoch are left from a part on, if its rule holds to the end."""
         if isinstance(segment.stop, int):
             return max(0, segment.stop - start)
-        shared = [index for index, quota in enumerate(quotas) if quota]
-        if segment.stop == "first_exhausted":
-            rest = [(index, self._rows[index] - counts[index] % self._rows[index]) for index in shared]
-            found = min(dealer.position(index, left) for index, left in rest)
+        shared = [(index, self._rows[index], counts[index]) for index, quota in enumerate(quotas) if quota]
+        if segment.stop == "first_exhausted":  # at the first row of a next own epoch
+            ends = [dealer.position(index, -count % rows if count else rows) for index, rows, count in shared]
+            found = min(ends)
         else:
-            rest = [(index, self._rows[index] - counts[index]) for index in shared]
-            found = max([dealer.position(index, left - 1) + 1 for index, left in rest if left > 0], default=0)
+            ends = [dealer.position(index, rows - count - 1) + 1 for index, rows, count in shared if count < rows]
+            found = max(ends, default=0)
         if found + start >= _MOST_POSITIONS:
             raise ConfigError(
                 f'mix(): with stop="{segment.stop}" an epoch has {found:.3g} rows, and positions have 63 bits. Raise '

@@ -1,0 +1,201 @@
+"""The course of a mixture: its weights, its end and its datasets change, and what lies before a change does not."""
+
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raylance.errors import ConfigError
+from raylance.orders.course import Course, Segment, read_segments, stages_between, write_segments
+from raylance.orders.mixture import MixOrder
+from raylance.orders.order import Facts
+from raylance.orders.shuffles import RowShuffle
+from tests.helpers.orders import mix_of
+
+Dealing = list[tuple[int, int]]
+
+
+def rules(components: int) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.lists(st.integers(0, 5), min_size=components, max_size=components).filter(any).map(tuple)
+
+
+def schedules(components: int, most: int) -> st.SearchStrategy[tuple[tuple[int, tuple[int, ...]], ...]]:
+    """Quotas from some numbers of rows of the run on."""
+    knots = st.dictionaries(st.integers(0, most), rules(components), max_size=3)
+    return knots.map(lambda found: tuple(sorted(found.items())))
+
+
+@st.composite
+def histories(draw: st.DrawFn, most_segments: int = 4) -> tuple[tuple[Segment, ...], tuple[int, ...]]:
+    """Segments of a run, and the rows of each dataset."""
+    rows = tuple(draw(st.lists(st.integers(1, 12), min_size=1, max_size=3)))
+    places = draw(st.sets(st.tuples(st.integers(0, 4), st.integers(0, 40)), max_size=most_segments)) - {(0, 0)}
+    stops = st.sampled_from(["first_exhausted", "all_exhausted", 1, 17, 30])
+    found = [
+        Segment(
+            epoch=epoch,
+            position=position,
+            quotas=draw(rules(len(rows))),
+            stop=draw(stops),
+            schedule=draw(schedules(len(rows), 120)),
+            spread=draw(st.sampled_from(["tree", "pattern"])),
+        )
+        for epoch, position in [(0, 0), *sorted(places)]
+    ]
+    return tuple(found), rows
+
+
+@dataclasses.dataclass
+class Part:
+    """Positions of an epoch from `begin` on, which one rule deals."""
+
+    segment: Segment
+    quotas: tuple[int, ...]
+    begin: int
+
+    def __post_init__(self) -> None:
+        alone = Segment(quotas=self.quotas, stop=2**62, spread=self.segment.spread)  # its end is never reached
+        self.dealer = Course((alone,), (1,) * len(self.quotas)).epoch(0).dealers[0]
+
+    def deal(self, position: int) -> int:
+        return int(self.dealer.place(np.array([position - self.begin]))[0][0])
+
+    def ends(self, position: int, counts: list[int], rows: tuple[int, ...]) -> bool:
+        stop, which = self.segment.stop, self.deal(position)
+        if stop == "first_exhausted":
+            return counts[which] > 0 and counts[which] % rows[which] == 0
+        if stop == "all_exhausted":
+            return all(counts[index] >= rows[index] for index, quota in enumerate(self.quotas) if quota)
+        return position >= int(stop)
+
+
+def dealt_by_hand(segments: tuple[Segment, ...], rows: tuple[int, ...], epochs: int) -> list[Dealing]:
+    """For each position of the epochs, its dataset and how many rows this has before it; found one by one."""
+    found, done = [], 0
+    for epoch in range(epochs):
+        counts, dealing, rule, part = [0] * len(rows), Dealing(), None, None
+        for position in itertools.count():
+            if part is not None and part.ends(position, counts, rows):
+                break
+            segment = [each for each in segments if (each.epoch, each.position) <= (epoch, position)][-1]
+            knots = [(at, quotas) for at, quotas in ((-1, segment.quotas), *segment.schedule) if at <= done + position]
+            if (segment, len(knots)) != rule:
+                rule, part = (segment, len(knots)), Part(segment, knots[-1][1], position)
+                if part.ends(position, counts, rows):
+                    break
+            assert part is not None
+            which = part.deal(position)
+            dealing.append((which, counts[which]))
+            counts[which] += 1
+        found.append(dealing)
+        done += len(dealing)
+    return found
+
+
+@given(history=histories(), data=st.data())
+def test_positions_are_dealt_as_by_hand(
+    history: tuple[tuple[Segment, ...], tuple[int, ...]], data: st.DataObject
+) -> None:
+    segments, rows = history
+    course, wanted = Course(segments, rows), dealt_by_hand(segments, rows, 6)
+    for epoch in data.draw(st.permutations(range(6))):
+        dealt = course.epoch(epoch)
+        which, index = dealt.place(np.arange(dealt.end))
+        assert list(zip(which.tolist(), index.tolist(), strict=True)) == wanted[epoch]
+        position = data.draw(st.integers(0, dealt.end))
+        counts = [sum(each == number for each, _ in wanted[epoch][:position]) for number in range(len(rows))]
+        assert dealt.counts(position) == counts
+    same = [len(dealing) for dealing in wanted[course.last_change :]]
+    assert len(set(same)) <= 1
+    # The own epochs of a dataset never come twice, in whatever epochs of the mixture.
+    begun = [
+        (number, course.epoch(epoch).first_own[number] + index // rows[number])
+        for epoch, dealing in enumerate(wanted)
+        for number, index in dealing
+        if index % rows[number] == 0
+    ]
+    assert len(begun) == len(set(begun))
+
+
+@given(history=histories(6), data=st.data())
+def test_a_change_leaves_what_lies_before_it(
+    history: tuple[tuple[Segment, ...], tuple[int, ...]], data: st.DataObject
+) -> None:
+    segments, rows = history
+    count = data.draw(st.integers(1, len(segments)))
+    before, after = Course(segments[:count], rows), Course(segments, rows)
+    epoch, position = segments[count].place if count < len(segments) else (5, 0)
+    for number in range(epoch + 1):
+        old, new = before.epoch(number), after.epoch(number)
+        end = min(position, old.end, new.end) if number == epoch else old.end
+        positions = np.arange(end)
+        np.testing.assert_array_equal(old.place(positions), new.place(positions))
+        assert old.first_own == new.first_own
+        assert number == epoch or old.end == new.end
+
+
+@given(history=histories(40))
+def test_segments_are_read_as_they_were_written(history: tuple[tuple[Segment, ...], tuple[int, ...]]) -> None:
+    segments, rows = history
+    written = json.loads(json.dumps(write_segments(segments)))
+    assert read_segments(written, len(rows)) == segments
+
+
+@pytest.mark.parametrize("wrong", [3, [{}], [{"quotas": [0, 0]}], [{"quotas": [1]}], {"packed": "x"}, [[1]]])
+def test_damaged_segments_are_refused(wrong: object) -> None:
+    with pytest.raises(ConfigError):
+        read_segments(wrong, 2)
+
+
+def test_a_thousand_segments_take_few_bytes() -> None:
+    rng, segments = np.random.default_rng(0), []
+    for number in range(1000):
+        quotas = tuple(rng.integers(1, 1000, 3).tolist())
+        place = {"epoch": number // 100, "position": 1_000_000 + number % 100 * 40_960}
+        segments.append(Segment(**place, quotas=quotas, stop="first_exhausted", is_move=True, reason="losses"))
+    assert len(json.dumps(write_segments(segments))) < 16_000
+
+
+def test_a_line_is_cut_into_equal_parts() -> None:
+    from fractions import Fraction
+
+    line = stages_between((0, [Fraction(1), Fraction(0)]), (100, [Fraction(0), Fraction(1)]), 4)
+    assert list(line) == [(0, (7, 1)), (25, (5, 3)), (50, (3, 5)), (75, (1, 7))]
+
+
+def resolved(order: MixOrder) -> MixOrder:
+    found = order.resolve(Facts(rows=sum(part.rows for part in order.components), seed=0)).settings
+    assert isinstance(found, MixOrder)
+    return found
+
+
+def test_a_restart_keeps_what_was_consumed_and_changes_the_rest() -> None:
+    old = resolved(mix_of("first_exhausted", (RowShuffle(), 100, 3), (RowShuffle(), 50, 1), spread="tree"))
+    new = mix_of("first_exhausted", (RowShuffle(), 100, 1), (RowShuffle(), 50, 1), (RowShuffle(), 30, 2), spread="tree")
+    found, change = new.adopt(old.params()).after(old.params(), 1, 40)
+    assert "0.75" in change
+    assert "0.25" in change
+    assert found.rule_at(1, 39).quotas == (3, 1, 0)
+    assert found.rule_at(1, 40).quotas == (1, 1, 2)
+    standings = [found.standings(1, position) for position in (40, 60)]
+    assert {name: one["rows"] for name, one in standings[0].items()} == {"a": 30, "b": 10, "c": 0}
+    assert {name: one["rows"] for name, one in standings[1].items()} == {"a": 35, "b": 15, "c": 10}
+    # The same program again, later: nothing changes.
+    again, change = new.adopt(found.params()).after(found.params(), 1, 60)
+    assert (again.params(), change) == (found.params(), "")
+
+
+def test_what_the_training_function_changed_stays_after_a_restart() -> None:
+    given = mix_of("all_exhausted", (RowShuffle(), 100, 3), (RowShuffle(), 50, 1), spread="tree")
+    moved = resolved(given).moved(0, 16, (1, 1), "loss of b")
+    again, change = given.adopt(moved.params()).after(moved.params(), 0, 32)
+    assert (again.params(), change) == (moved.params(), "")
+    other = dataclasses.replace(given, stop=120)
+    after, change = other.adopt(moved.params()).after(moved.params(), 0, 32)
+    assert after.rule_at(0, 31).reason == "loss of b"
+    assert (after.rule_at(0, 32).quotas, after.rule_at(0, 32).stop) == ((3, 1), 120)
+    assert change
