@@ -1,8 +1,6 @@
 """`raylance.mix()`: one handle of several datasets."""
 
 import dataclasses
-import math
-import numbers
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -18,6 +16,7 @@ from raylance.opened import Opened, ReadSpec
 from raylance.orders.buckets import Buckets
 from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.orders.order import COST, cost_names, cost_table
+from raylance.orders.schedule import Schedule, check_weights
 from raylance.planning.balance import Balance, check_balance
 from raylance.planning.step_size import Ending, read_ending
 from raylance.source.mixed_rows import mix_rows
@@ -27,6 +26,7 @@ def mix(
     parts: Mapping[str, tuple[Dataset, float]],
     *,
     weigh: str = "rows",
+    schedule: Schedule | None = None,
     stop: str | int = "first_exhausted",
     window_bytes: int | None = None,
     remainder: Ending = "drop",
@@ -43,12 +43,14 @@ def mix(
     the row comes, and `_component` holds the index of that dataset in `parts`.
 
     Args:
-        parts: For each name, a dataset and its weight, a positive number.
+        parts: For each name, a dataset and its weight, a number that is not negative. A dataset of weight 0 hands out
+            no row, until a schedule, `RankLoader.reweight` or a restart with other arguments gives it a weight.
         weigh: What the weights are shares of: the "rows", or their "cost", such as tokens, for which all datasets need
             `cost`: `mix({"a": (a, 0.7), "b": (b, 0.3)}, weigh="cost")`; of several costs, the name of one, as
             `weigh="tokens"`. Then a dataset of long rows gives fewer rows,
             and the shares of the cost hold for the mean of many steps, not for each. Packed
             sequences have one length, so their rows are shares of the tokens, too.
+        schedule: Other weights from some places of the run on: a `raylance.runs.Schedule`.
         stop: When an epoch ends. "first_exhausted": before any dataset would repeat a row. "all_exhausted": when all
             rows of every dataset were handed out; rows of datasets that are used up earlier are repeated until then. A
             number: after this number of rows.
@@ -59,11 +61,15 @@ def mix(
         balance: As in `raylance.dataset`. The datasets in `parts` must be opened without it.
         **older: Arguments of 0.12 that others have replaced.
 
+    A run that is restarted may have other weights, another schedule and another `stop`, and more datasets, which are
+    named after the others: they hold from the position of the checkpoint on. Each dataset goes on where it was in its
+    own order, and the rows before the position stay what they were. A dataset that is to leave gets the weight 0.
+
     Returns:
         A handle, as `raylance.dataset` returns. Checkpoints of a run on it hold the position in each dataset.
 
     Raises:
-        ConfigError: If `parts` is empty; if a weight is not positive; if `weigh` is "cost" and a dataset has no costs;
+        ConfigError: If `parts` is empty; if a weight is negative, or all are 0; if `weigh` is "cost" and a dataset has no costs;
             if the datasets differ in columns, decoding, `on_bad_row` or `max_bad_rows`; if one of them is a mixture or
             was opened with `window_bytes`; if `weigh` or `stop` is unknown.
     """
@@ -78,7 +84,10 @@ def mix(
     specs = [opened_of(dataset) for dataset, _ in parts.values()]
     read_specs, delivery_specs = [spec.read for spec in specs], [spec.delivery for spec in specs]
     costs = _cost_names(parts)
-    shares = quotas([weight for _, weight in parts.values()], _row_costs(parts, weigh, costs))
+    weights, row_costs = {name: weight for name, (_, weight) in parts.items()}, _row_costs(parts, weigh, costs)
+    shares = quotas([*weights.values()], row_costs)
+    if not (schedule is None or isinstance(schedule, Schedule)):
+        raise ConfigError(f"mix(): schedule={schedule!r}; give a raylance.runs.Schedule, or None.")
     components = tuple(
         Component(
             name=name,
@@ -113,7 +122,13 @@ def mix(
     )
     spec = Opened.of(
         read_spec,
-        order=MixOrder(components=components, stop=stop, spread="tree"),
+        order=MixOrder(
+            components=components,
+            stop=stop,
+            spread="tree",
+            schedule=() if schedule is None else schedule.quotas(weights, row_costs),
+            row_costs=None if row_costs is None else tuple(row_costs),
+        ),
         seed=delivery_specs[0].seed,
         remainder=at_end,
         empty_batches=may_be_empty,
@@ -182,9 +197,7 @@ def _check_parts(parts: Any) -> None:
         dataset, weight = part
         if not isinstance(dataset, Dataset):
             raise ConfigError(f"mix(): {name!r} has the dataset {dataset!r}; give what raylance.dataset returns.")
-        is_number = isinstance(weight, numbers.Real) and not isinstance(weight, bool)
-        if not (is_number and 0 < weight < math.inf):
-            raise ConfigError(f"mix(): the weight of {name!r} is {weight!r}; give a positive number, or leave it out.")
+    check_weights("mix()", {name: weight for name, (_, weight) in parts.items()}, [*parts])
 
 
 def _check_alike(

@@ -407,15 +407,13 @@ class Dispatcher:
 
     def _decide(self, *, loads: bool) -> None:
         """Has helpers placed, and sends and delivers all items that can be sent and delivered now. Unless `loads`,
-        begins loads only if helpers are dismissed, because others load their chunks.
+        begins loads only if helpers are dismissed, because others load their chunks, or if an item gets a chunk.
         """
         resized = [output for scaler in self._scalers for output in scaler.resize(self._pool, self._now)]
         self._out += resized
         self._out += self._pool.due(self._now)
-        loads = loads or bool(resized)
-        self._loaded_at = self._now if loads else self._loaded_at
         if not self._is_over:
-            self._advance(loads=loads)
+            self._advance(loads=loads or bool(resized))
         is_awaited = self._is_wanted and self._is_awaited
         head = self._inflight.head
         is_decoding = head is not None and head.state is ItemState.WAITING and self._chunks.is_decoding(head.item)
@@ -430,8 +428,8 @@ class Dispatcher:
             self._give_up(self._pool.failure)
             return
         self._inflight.take_on(len(self._pool.running("decoder")) if self._is_wanted else None)
-        self._cut_to_chunks()
-        if loads:
+        if self._cut_to_chunks() or loads:
+            self._loaded_at = self._now
             self._load()
         self._gather()
         self._send_decodes()
@@ -458,11 +456,12 @@ class Dispatcher:
         readers, responsive = self._pool.running("reader"), self._pool.running("reader", responsive=True)
         self._chunks.load(readers, lambda reader: self._pool.send(reader, self._now, loads=True), self._now, responsive)
 
-    def _cut_to_chunks(self) -> None:
+    def _cut_to_chunks(self) -> bool:
         """Cuts items that wait so that the rows of each come from one chunk: chunks may have been halved since. Items
-        that wait for others to be decoded, or have failed, leave these the room of their chunks.
+        that wait for others to be decoded, or have failed, leave these the room of their chunks. Returns whether an
+        item got a chunk of its own, which must be loaded.
         """
-        entries = self._inflight.entries
+        entries, chunks = self._inflight.entries, self._chunks.count
         if any(self._has_to_wait(entry) for entry in entries):
             able = [entry for entry in entries if _may_be_decoded(entry)]
             others = [entry.item for entry in entries if entry.item.rows and entry not in able]
@@ -476,6 +475,7 @@ class Dispatcher:
                 if rows < entry.item.rows:
                     self._inflight.cut_at(entry, rows)
                     at -= 1  # the first part is looked at again
+        return self._chunks.count > chunks
 
     def _gather(self) -> None:
         for entry in [*self._inflight.entries]:

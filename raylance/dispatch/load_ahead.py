@@ -373,6 +373,11 @@ class ChunkTable:
 
     # Items.
 
+    @property
+    def count(self) -> int:
+        """Number of chunks that are held, or will be."""
+        return len(self._order.held)
+
     def together(self, item: WorkItem) -> int:
         """Returns how many of an item's first rows come from one chunk: an item is gathered from one chunk only. If no
         chunk has them, they get one of their own.

@@ -139,7 +139,7 @@ def _joined(root: str, inside: str) -> str:
 
 
 class Record:
-    """The figures of one loader over time. `facts` do not change, and are JSON-able; `name` is the file's stem."""
+    """The figures of one loader over time. `facts` are JSON-able, and hardly change; `name` is the file's stem."""
 
     def __init__(self, facts: Mapping[str, Any], before: Mapping[str, float] | None = None) -> None:
         self._before = before or {}  # counts that an earlier record of the loader holds

@@ -8,6 +8,7 @@ import functools
 import itertools
 import json
 import math
+import numbers
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -25,6 +26,13 @@ _MOST_PLAIN = 16  # segments that a state holds in plain words; a thousand take 
 
 Quotas = tuple[int, ...]
 """For each component, its share of the positions, in parts of the sum of all; 0 for none."""
+
+
+def exact(weight: Any) -> Fraction:
+    """Returns a weight as it is written, also of 32 bits: 0.7, not the nearest float."""
+    if isinstance(weight, numbers.Rational):
+        return Fraction(int(weight.numerator), int(weight.denominator))
+    return Fraction(str(weight if isinstance(weight, np.floating) else float(weight)))
 
 
 def shares_of(weights: Sequence[Fraction]) -> Quotas:

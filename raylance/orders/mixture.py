@@ -7,7 +7,6 @@ component's own order, is computed by arithmetic: see `course`.
 
 import dataclasses
 import functools
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, Self
@@ -23,6 +22,7 @@ from raylance.orders.course import (
     Quotas,
     Segment,
     course_of,
+    exact,
     read_schedule,
     read_segments,
     shares_of,
@@ -80,17 +80,10 @@ def quotas(weights: Sequence[float], row_costs: Sequence[Fraction] | None = None
     """Returns the components' shares of the rows, see `shares_of`. Weights are taken as they are written: 0.7 and 0.3
     are 7 and 3. With `row_costs`, the mean cost of a row of each component, weights are shares of the cost.
     """
-    exact = list(map(_exact, weights))
+    exact = list(map(exact, weights))
     if row_costs is not None:
         exact = [weight / cost for weight, cost in zip(exact, row_costs, strict=True)]
     return list(shares_of(exact))
-
-
-def _exact(weight: Any) -> Fraction:
-    """Returns a weight as it is written, also of 32 bits: 0.7, not the nearest float."""
-    if isinstance(weight, numbers.Rational):
-        return Fraction(int(weight.numerator), int(weight.denominator))
-    return Fraction(str(weight if isinstance(weight, np.floating) else float(weight)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,6 +100,8 @@ class MixOrder(Order):
     chunk_positions: int | Auto = "auto"
     spread: str = "pattern"  # "tree", or "pattern" for checkpoints of raylance 0.10 and before
     schedule: tuple[tuple[int, Quotas], ...] = ()  # see `Segment.schedule`
+    # Mean cost of a row of each component, if weights are shares of a cost
+    row_costs: tuple[Fraction, ...] | None = dataclasses.field(default=None, compare=False, repr=False)
     segments: tuple[Segment, ...] = ()  # what has changed in the course of the run; the other fields say how it began
 
     def __post_init__(self) -> None:

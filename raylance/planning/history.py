@@ -27,7 +27,8 @@ class LoaderHistory:
     process: str = ""  # a key of the loader's process; "" if unknown
     begun_s: float = 0.0  # when the loader was made
     ended_s: float = 0.0  # when it handed out its last row, by the same clock
-    selection: str = ""  # a key of the selected rows: intervals of different ones are not added up
+    # Keys of the selected rows of each dataset. Intervals of different ones are not added up, but datasets may join.
+    selection: tuple[str, ...] = ()
     plan: str = ""  # a key of the plan that the rows are compared with
 
     def share_of(self, interval: Interval) -> RankAndSize:
@@ -363,7 +364,8 @@ def _doubt(runs: Sequence[_Stretch], *, is_forgotten: bool) -> str:
     if is_forgotten:
         return "the record of a loader holds no more than its last intervals, and what came before is forgotten"
     selections = {run.history.selection for run in runs}
-    if len(selections) > 1:
+    largest = max(selections, key=len)
+    if any(largest[: len(each)] != each for each in selections):
         return f"they are of {len(selections)} selections of rows, between which the dataset was changed"
     return next((run.start.doubt for run in runs if run.start.doubt), "")
 

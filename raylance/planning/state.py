@@ -114,14 +114,26 @@ def identity_of(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def subject_of(state: Mapping[str, Any]) -> str:
-    """Returns a key of the data that a state refers to: the dataset, branch, filter and split, not the version."""
-    return json.dumps([state.get(name) for name in ("uri", "branch", "filter", "split")], sort_keys=True)
+    """Returns a key of the data that a state refers to: the dataset, branch, filter and split, not the version. That of
+    a mixture is the key of its first dataset, because others may join it.
+    """
+    values = [state.get(name) for name in ("uri", "branch", "filter", "split")]
+    first = next(iter(values[0]), None) if isinstance(values[0], Mapping) else None
+    if first is not None:
+        values = [value.get(first) if isinstance(value, Mapping) else value for value in values]
+    return json.dumps(values, sort_keys=True)
 
 
-def selection_of(state: Mapping[str, Any]) -> str:
-    """Returns a key of the rows that a state selects from its data. For the same data, equal keys mean equal rows."""
+def selection_of(state: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns a key of the rows that a state selects from its data: for each dataset of a mixture; one key otherwise.
+    For the same data, equal keys mean equal rows.
+    """
     version = {name: state.get(name) for name in _VERSION} if state.get("rows_of") is None else state["rows_of"]
-    return json.dumps([*version.values(), state.get("rows"), state.get("fingerprint")], sort_keys=True)
+    parts = state.get("order", {}).get("components") if isinstance(state.get("uri"), Mapping) else None
+    if not parts:
+        return (json.dumps([*version.values(), state.get("rows"), state.get("fingerprint")], sort_keys=True),)
+    of_parts = {name: [(value or {}).get(name) for value in version.values()] for name in parts}
+    return tuple(json.dumps([*of_parts[name], part.get("rows")]) for name, part in parts.items())
 
 
 def states_in(content: bytes) -> list[Mapping[str, Any]]:

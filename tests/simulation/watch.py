@@ -134,7 +134,7 @@ class Watch:
         """A pass begins."""
         self._planned, self._rank, self._prefetch = planned, rank, max(1, prefetch_batches)
         self._spans_epochs = spans_epochs
-        self._most_early = 0
+        self._most_early = self._failed_loads = 0
         self._turn(epoch, position)
         self._next = (epoch, position, 0)  # step and row of its slice that are to be delivered next
         self._part: list[int] = []
@@ -167,6 +167,7 @@ class Watch:
             case Loaded(call) | Failed(call) | Faulted(call) if call in self._load_calls:
                 load = self._load_calls.pop(call)
                 self._helpers[load.helper].loads.pop(call, None)
+                self._failed_loads += type(event) is Failed
                 if type(event) is Faulted:
                     self._hit_rows(self._chunk_keys(load), self.world.causes[call])
                 if type(event) is Loaded and event.rows == event.stored_rows > 0:
@@ -456,7 +457,8 @@ class Watch:
             raise Broken("early", f"{item} is read, and the consumer takes steps of epoch {self._epoch}")
         is_first = item.epoch == self._epoch and item.position in range(self._position, self._early_end)
         is_early = not self._is_wanted and not is_first and item.rows > 0
-        most = self._most_early + sum(self._deaths.values())  # each of them may have cut an item
+        # Each death, and each load of bad rows, may have cut an item.
+        most = self._most_early + sum(self._deaths.values()) + self._failed_loads
         if is_early and len(self._flying) + len(self._ready) >= most:
             raise Broken("early", f"{item} is read, and nobody has asked for the pass yet")
         # An item of several steps may be split, and its steps may be read again one by one.

@@ -39,6 +39,8 @@ def test_nothing_is_lost(seeds: range) -> None:
         # A pass is begun again before the chunks that it holds, over steps without a row of the rank.
         (536_307, "passes with helpers of before"),
         (703_644, "passes with helpers of before"),
+        # An item gets a chunk of its own when the consumer takes a step, and all readers hold later chunks.
+        (2_107_125, "ended by a fatal row"),
     ],
 )
 def test_schedules_that_once_ended_in_a_deadlock(seed: int, what: str) -> None:
