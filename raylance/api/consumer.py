@@ -14,6 +14,7 @@ from raylance.dispatch.states import LoaderState, change
 from raylance.environment import agreement, process
 from raylance.errors import ConfigError
 from raylance.opened import ReadSpec
+from raylance.orders.course import Segment
 from raylance.planning.cursor import Cursor
 from raylance.planning.digest import Digest, Ledger
 from raylance.planning.plan import Plan, no_step_left
@@ -88,6 +89,8 @@ class Consumer:
         self.remainder: Remainder | None = None
         self.is_bound_by_rank = self.is_resharded = False
         self._agreement: agreement.Agreement | None = None  # between the ranks, since the first pass
+        self._moves: list[Segment] = []  # changes of weights that the ranks have not compared
+        self._compared = 0  # number of those that they have compared
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_agreement": None}  # another process makes its own
@@ -173,6 +176,14 @@ class Consumer:
         self.recorder.on_reshard(self.context)
         self.is_resharded = True
 
+    def reweight(self, weights: Mapping[str, Any], reason: str) -> None:
+        """Changes the weights of a mixture; see `RankLoader.reweight`."""
+        self.cursor.settle()
+        segment = self.cursor.reweight(weights, reason)
+        self.ledger.cut()  # the rows after this place are of another rule
+        self._moves.append(segment)
+        self.recorder.on_move(segment, self.saved().to_dict())
+
     def close(self) -> None:
         """Ends the helpers and the record. The position stays."""
         self.cursor.holder = None
@@ -215,6 +226,7 @@ class Consumer:
     def begin_stretch(self, spec: BatchSpec) -> Stretch | None:
         """Begins to take batches from the present position on, in the present share; None if no step is left."""
         cursor, share = self.cursor, self.context.share
+        self._compare_moves()
         plan = self.plan(spec.size, spec.remainder)
         cursor.follow(plan)
         epoch, position = cursor.epoch, cursor.position
@@ -229,6 +241,17 @@ class Consumer:
         where = {"epoch": epoch, "position": position}
         feeder = self.session.start(plan, share[0], **where, batch_spec=spec, observer=self.recorder.stats)
         return Stretch(plan, epoch, position, share, feeder)
+
+    def _compare_moves(self) -> None:
+        """Raises ConfigError if other ranks have changed the weights otherwise, or not at all."""
+        context = self.context
+        moves, self._moves = self._moves, []
+        store = agreement.store_of(context.world_size) if moves and context.dp_size > 1 else None
+        if store is None or context.is_elastic:
+            return
+        self._compared += 1
+        said = [f"shares {each.quotas} from epoch {each.epoch}, position {each.position} on" for each in moves]
+        agreement.compare_moves(store, context, f"{self.recorder.stem}/{self._compared}", "; ".join(said))
 
     def look_at_others(self, *, at_once: bool) -> None:
         """Raises ConfigError if the settings of another rank are known by now, and differ."""

@@ -122,7 +122,9 @@ class Delivery(Iterator[Any]):
         if not self._is_holding:
             raise _superseded()
         place = cursor.epoch, cursor.position, self._consumer.context.share
-        if last.is_last or place != (stretch.epoch, last.after, stretch.share):  # it was taken back, or shares changed
+        has_other_order = stretch.plan.order.settings is not cursor.delivery_spec.order  # weights have changed
+        # It was taken back, or shares have changed.
+        if last.is_last or has_other_order or place != (stretch.epoch, last.after, stretch.share):
             self._end_stretch()
             self._state = change(self._state, DeliveryState.BETWEEN)
         return True

@@ -4,7 +4,7 @@ A batch counts as consumed when it is handed out. The position is the same on ev
 same steps.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
@@ -167,6 +167,28 @@ class RankLoader(Positioned):
                 "global_batch_size= or budget=, or load a state."
             )
         self._consumer.seek(step, size)
+
+    def reweight(self, weights: Mapping[str, float], *, reason: str = "") -> None:
+        """Changes the weights of a mixture from the next batch on, also during a pass: for example by the losses of the
+        last steps. Each dataset goes on where it is in its own order. The change is a part of the loader's state, so it
+        holds after a restart, too, until the arguments of `raylance.mix` have changed. It ends the schedule, if any.
+
+        Call it on every rank before the same step, with the same weights, such as a mean of losses over all ranks. If
+        torch.distributed is initialised, the ranks compare their weights before the next batch, and wait for each other
+        up to 30 s. What was read ahead is read again.
+
+        Args:
+            weights: The weights of all datasets by name, shares of what `weigh` of `raylance.mix` says; 0 for a dataset
+                that hands out no row from here on.
+            reason: Why they change, for the state and the report.
+
+        Raises:
+            ConfigError: If the dataset is not a mixture; if `weights` are not those of its datasets, or all are 0. If
+                ranks change their weights differently, the next batch raises this error.
+        """
+        if not isinstance(reason, str):
+            raise ConfigError(f"reweight(): reason={reason!r}; give a text.")
+        self._consumer.reweight(weights, reason)
 
     def completed_shards(self) -> Int64Array:
         """Returns the IDs of the shards whose rows were all handed out in this epoch: int64, ascending, shape (k,).

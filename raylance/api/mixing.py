@@ -69,9 +69,9 @@ def mix(
         A handle, as `raylance.dataset` returns. Checkpoints of a run on it hold the position in each dataset.
 
     Raises:
-        ConfigError: If `parts` is empty; if a weight is negative, or all are 0; if `weigh` is "cost" and a dataset has no costs;
-            if the datasets differ in columns, decoding, `on_bad_row` or `max_bad_rows`; if one of them is a mixture or
-            was opened with `window_bytes`; if `weigh` or `stop` is unknown.
+        ConfigError: If `parts` is empty; if a weight is negative, or all are 0; if `weigh` is "cost" and a dataset has
+            no costs; if the datasets differ in columns, decoding, `on_bad_row` or `max_bad_rows`; if one of them is a
+            mixture or was opened with `window_bytes`; if `weigh` or `stop` is unknown.
     """
     at_end, may_be_empty = read_ending("raylance.mix()", remainder, older)
     hints = dict.fromkeys(("seed", "cost", "filter", "columns", "order", "samples"), "give it to each raylance.dataset")
@@ -194,9 +194,8 @@ def _check_parts(parts: Any) -> None:
             raise ConfigError(f"mix(): a dataset is named {name!r}; give it a name that checkpoints can hold, a str.")
         if isinstance(part, Dataset) or not (isinstance(part, tuple | list) and len(part) == 2):
             raise ConfigError(f"mix(): {name!r} is {part!r}; give (dataset, weight), such as (dataset, 0.5).")
-        dataset, weight = part
-        if not isinstance(dataset, Dataset):
-            raise ConfigError(f"mix(): {name!r} has the dataset {dataset!r}; give what raylance.dataset returns.")
+        if not isinstance(part[0], Dataset):
+            raise ConfigError(f"mix(): {name!r} has the dataset {part[0]!r}; give what raylance.dataset returns.")
     check_weights("mix()", {name: weight for name, (_, weight) in parts.items()}, [*parts])
 
 

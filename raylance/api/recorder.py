@@ -30,6 +30,7 @@ from raylance.observe.spans import StepSpans
 from raylance.observe.verdict import Verdict, judge
 from raylance.observe.wait_clock import saving
 from raylance.opened import ReadSpec
+from raylance.orders.course import Segment
 from raylance.orders.shuffles import Laned
 from raylance.planning.cursor import Cursor
 from raylance.planning.digest import Digest, Ledger
@@ -170,6 +171,13 @@ class Recorder:
             since = f"from epoch {self.cursor.epoch}, position {self.cursor.position:,}"
             self._resharded = self.context.dp_size, since
         self.context, self._origin["elastic"] = context, context.is_elastic
+
+    def on_move(self, segment: Segment, state: dict[str, Any]) -> None:
+        """Records that the training function has changed the weights of a mixture, and the loader's new state."""
+        what = {"epoch": segment.epoch, "position": segment.position, "quotas": segment.quotas}
+        self.stats.record_event("move", what | {"reason": segment.reason})
+        if self.recording is not None:
+            self.recording.update(state=state)
 
     def _count_reshard(self, waited_s: float) -> None:
         """Counts the wait for the first batch in a new share; rank 0 also records that ranks joined or left."""

@@ -124,6 +124,35 @@ class Agreement:
             logger.log(level, "what the ranks were given for %r is not compared: %s", self._name, line)
 
 
+def compare_moves(store: Any, context: ShardContext, name: str, said: str, patience_s: float = _PATIENCE_S) -> None:
+    """Compares what the ranks have changed between two steps. `name` is the loader's, with the number of the change.
+
+    Raises:
+        ConfigError: If a rank has changed something else, or nothing within `patience_s`.
+    """
+    where, begin, pause_s = f"raylance/moves/{name}", time.monotonic(), _FIRST_PAUSE_S
+    ranks = range(context.world_size)
+    store.set(f"{where}/{context.rank}", said)
+    missing = [*ranks]
+    while missing := [rank for rank in missing if not store.check([f"{where}/{rank}"])]:
+        if time.monotonic() > begin + patience_s:
+            raise ConfigError(
+                f"reweight(): {name_ranks(missing)} of {len(ranks)} did not call it within {patience_s:.0f} s, so the "
+                f"ranks would take rows of different weights: {said}. Call it on every rank before the same step."
+            )
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    by_value: dict[str, list[int]] = {}
+    for rank in ranks:
+        by_value.setdefault(store.get(f"{where}/{rank}").decode(), []).append(rank)
+    if len(by_value) > 1:
+        given = "; ".join(f"{value} on {name_ranks(of)}" for value, of in by_value.items())
+        raise ConfigError(
+            f"reweight(): the ranks have different weights from here on: {given}. Their global batches would not be "
+            "those of one mixture. Give all ranks the same weights, such as a mean over all ranks."
+        )
+
+
 def _compare(found: Mapping[int, Terms], name: str) -> str:
     """Returns a text about the first disagreement between the terms of the ranks; "" if they agree."""
     called = {rank: terms.has_called for rank, terms in found.items()}

@@ -53,6 +53,11 @@ class Recording:
         self._is_gone = False
         _sampler().add(self)
 
+    def update(self, **facts: Any) -> None:
+        """Replaces facts of the record."""
+        with self._changed:
+            self._record.facts |= facts
+
     def tick(self) -> None:
         """Samples and publishes, unless the recording has ended."""
         with self._changed:

@@ -426,6 +426,7 @@ def write_segments(segments: Sequence[Segment]) -> Any:
     found = []
     for segment in segments:
         fields = {name: getattr(segment, name) for name in defaults if getattr(segment, name) != defaults[name]}
+        fields["quotas"] = [*segment.quotas]
         found.append(fields | ({"schedule": write_schedule(segment.schedule)} if segment.schedule else {}))
     return _packed(found)
 

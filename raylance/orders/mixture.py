@@ -22,7 +22,6 @@ from raylance.orders.course import (
     Quotas,
     Segment,
     course_of,
-    exact,
     read_schedule,
     read_segments,
     shares_of,
@@ -31,6 +30,7 @@ from raylance.orders.course import (
 )
 from raylance.orders.order import Auto, Epoch, Facts, Order, PicklesFields, Resolved, Tables, join_tables
 from raylance.orders.permutation import Int32Array, Int64Array, UInt64Array
+from raylance.orders.schedule import check_weights, shares
 from raylance.orders.shuffles import stack, stacked_kind, stacked_rows
 
 Floats = npt.NDArray[np.float64]
@@ -80,10 +80,7 @@ def quotas(weights: Sequence[float], row_costs: Sequence[Fraction] | None = None
     """Returns the components' shares of the rows, see `shares_of`. Weights are taken as they are written: 0.7 and 0.3
     are 7 and 3. With `row_costs`, the mean cost of a row of each component, weights are shares of the cost.
     """
-    exact = list(map(exact, weights))
-    if row_costs is not None:
-        exact = [weight / cost for weight, cost in zip(exact, row_costs, strict=True)]
-    return list(shares_of(exact))
+    return list(shares_of(shares(dict(enumerate(weights)), row_costs)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,8 +189,12 @@ class MixOrder(Order):
         schedule = f", a schedule of {len(segment.schedule)} changes" if segment.schedule else ""
         return f"weights {shares}, stop={segment.stop!r}{schedule}"
 
-    def moved(self, epoch: int, position: int, quotas: Quotas, reason: str) -> Self:
-        """Returns the mixture with other quotas from a place on; nothing is left of the schedule."""
+    def moved(self, epoch: int, position: int, weights: Mapping[str, Any], reason: str) -> Self:
+        """Returns the mixture with other weights from a place on; nothing is left of the schedule. Raises ConfigError
+        if they are not the weights of its datasets.
+        """
+        named = check_weights("reweight()", weights, [part.name for part in self.components])
+        quotas = shares_of(shares(named, self.row_costs))
         last = [segment for segment in self.history if segment.place <= (epoch, position)][-1]
         move = Segment(epoch=epoch, position=position, quotas=quotas, stop=last.stop, reason=reason, is_move=True)
         return self.changed(move)

@@ -97,7 +97,7 @@ def check_weights(call: str, weights: Mapping[str, Any], names: Sequence[str]) -
     return {name: weights[name] for name in names}
 
 
-def shares(weights: Mapping[str, Any], row_costs: Sequence[Fraction] | None) -> list[Fraction]:
+def shares(weights: Mapping[Any, Any], row_costs: Sequence[Fraction] | None) -> list[Fraction]:
     """Returns the share of the rows of each dataset; their sum is 1. With `row_costs`, the mean cost of a row of each,
     weights are shares of the cost. Weights are taken as they are written: 0.7 is 7 of 10.
     """

@@ -10,6 +10,8 @@ import numpy as np
 
 from raylance.arguments import check_integer
 from raylance.errors import ConfigError
+from raylance.orders.course import Segment
+from raylance.orders.mixture import MixOrder
 from raylance.orders.order import WINDOW_BYTES
 from raylance.orders.permutation import Int64Array
 from raylance.orders.shuffles import Sequential
@@ -197,6 +199,22 @@ class Cursor:
         self.delivery_spec = dataclasses.replace(self.delivery_spec, order=plan.order.settings)
         if self._plan is not None and self._plan[2] is plan:
             self._plan = self.delivery_spec, *self._plan[1:]
+
+    def reweight(self, weights: Mapping[str, Any], reason: str) -> Segment:
+        """Changes the weights of a mixture from the present position on; returns the new segment of its course.
+
+        Raises:
+            ConfigError: If the rows are not of a mixture, or the weights are not those of its datasets.
+        """
+        order = self.delivery_spec.order
+        if not isinstance(order, MixOrder):
+            raise ConfigError(
+                "reweight() of a dataset that is no mixture: only datasets of raylance.mix have weights. Give "
+                'raylance.mix({"a": (a, 0.5), "b": (b, 0.5)}) to the trainer.'
+            )
+        moved = order.moved(self.epoch, self.position, weights, reason)
+        self.delivery_spec = dataclasses.replace(self.delivery_spec, order=moved)
+        return moved.segments[-1]
 
     def state(self, size: Size | None, dp_size: int) -> State:
         """Returns the state for a checkpoint: the position, and the data and order that it refers to. The cost does not

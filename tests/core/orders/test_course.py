@@ -191,7 +191,7 @@ def test_a_restart_keeps_what_was_consumed_and_changes_the_rest() -> None:
 
 def test_what_the_training_function_changed_stays_after_a_restart() -> None:
     given = mix_of("all_exhausted", (RowShuffle(), 100, 3), (RowShuffle(), 50, 1), spread="tree")
-    moved = resolved(given).moved(0, 16, (1, 1), "loss of b")
+    moved = resolved(given).moved(0, 16, {"a": 0.5, "b": 0.5}, "loss of b")
     again, change = given.adopt(moved.params()).after(moved.params(), 0, 32)
     assert (again.params(), change) == (moved.params(), "")
     other = dataclasses.replace(given, stop=120)

@@ -158,7 +158,7 @@ def test_bad_mixtures(parts: dict[str, Any], write_dataset: Callable[..., str]) 
         ({"a": (large, True)}, {}, "weight of 'a' is True"),
         ({"a": (large, float("nan"))}, {}, "weight of 'a' is nan"),
         ({"a": (large, 1)}, {"stop": 2**63}, r"stop=9223372036854775808: .*less than 2\*\*63"),
-        ({"a": (large, 0)}, {}, "weight of 'a' is 0"),
+        ({"a": (large, 0)}, {}, "all weights are 0"),
         ({"a": (large, -1.0)}, {}, "weight of 'a' is -1.0"),
         ({"a": (large, 1), "b": (other, 1)}, {}, "'b' delivers id: string.*one schema"),
         ({"a": (large, 1)}, {"remainder": "wrap"}, "remainder='wrap'"),
