@@ -14,7 +14,6 @@ from raylance.dispatch.states import LoaderState, change
 from raylance.environment import agreement, process
 from raylance.errors import ConfigError
 from raylance.opened import ReadSpec
-from raylance.orders.course import Segment
 from raylance.planning.cursor import Cursor
 from raylance.planning.digest import Digest, Ledger
 from raylance.planning.plan import Plan, no_step_left
@@ -89,7 +88,7 @@ class Consumer:
         self.remainder: Remainder | None = None
         self.is_bound_by_rank = self.is_resharded = False
         self._agreement: agreement.Agreement | None = None  # between the ranks, since the first pass
-        self._moves: list[Segment] = []  # changes of weights that the ranks have not compared
+        self._moves: list[str] = []  # changes of weights that the ranks have not compared
         self._compared = 0  # number of those that they have compared
 
     def __getstate__(self) -> dict[str, Any]:
@@ -179,10 +178,11 @@ class Consumer:
     def reweight(self, weights: Mapping[str, Any], reason: str) -> None:
         """Changes the weights of a mixture; see `RankLoader.reweight`."""
         self.cursor.settle()
-        segment = self.cursor.reweight(weights, reason)
+        shares = self.cursor.reweight(weights, reason)
         self.ledger.cut()  # the rows after this place are of another rule
-        self._moves.append(segment)
-        self.recorder.on_move(segment, self.saved().to_dict())
+        epoch, position, *_ = self.cursor.place
+        self._moves.append(f"shares {shares} from epoch {epoch}, position {position} on")
+        self.recorder.on_move(shares, reason, self.saved().to_dict())
 
     def close(self) -> None:
         """Ends the helpers and the record. The position stays."""
@@ -250,8 +250,7 @@ class Consumer:
         if store is None or context.is_elastic:
             return
         self._compared += 1
-        said = [f"shares {each.quotas} from epoch {each.epoch}, position {each.position} on" for each in moves]
-        agreement.compare_moves(store, context, f"{self.recorder.stem}/{self._compared}", "; ".join(said))
+        agreement.compare_moves(store, context, f"{self.recorder.stem}/{self._compared}", "; ".join(moves))
 
     def look_at_others(self, *, at_once: bool) -> None:
         """Raises ConfigError if the settings of another rank are known by now, and differ."""

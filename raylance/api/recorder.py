@@ -30,7 +30,6 @@ from raylance.observe.spans import StepSpans
 from raylance.observe.verdict import Verdict, judge
 from raylance.observe.wait_clock import saving
 from raylance.opened import ReadSpec
-from raylance.orders.course import Segment
 from raylance.orders.shuffles import Laned
 from raylance.planning.cursor import Cursor
 from raylance.planning.digest import Digest, Ledger
@@ -172,10 +171,10 @@ class Recorder:
             self._resharded = self.context.dp_size, since
         self.context, self._origin["elastic"] = context, context.is_elastic
 
-    def on_move(self, segment: Segment, state: dict[str, Any]) -> None:
-        """Records that the training function has changed the weights of a mixture, and the loader's new state."""
-        what = {"epoch": segment.epoch, "position": segment.position, "quotas": segment.quotas}
-        self.stats.record_event("move", what | {"reason": segment.reason})
+    def on_move(self, shares: Mapping[str, float], reason: str, state: dict[str, Any]) -> None:
+        """Records that the training function has changed the shares of a mixture, and the loader's new state."""
+        place = {"epoch": state["epoch"], "position": state["position"]}
+        self.stats.record_event("move", {**place, "shares": dict(shares), "reason": reason})
         if self.recording is not None:
             self.recording.update(state=state)
 

@@ -182,12 +182,13 @@ class MixOrder(Order):
         return found.changed(here), f"  before: {self._in_words(given)}\n  from here on: {self._in_words(here)}"
 
     def _in_words(self, segment: Segment) -> str:
-        shares = {
-            part.name: round(quota / sum(segment.quotas), 6)
-            for part, quota in zip(self.components, segment.quotas, strict=True)
-        }
         schedule = f", a schedule of {len(segment.schedule)} changes" if segment.schedule else ""
-        return f"weights {shares}, stop={segment.stop!r}{schedule}"
+        return f"shares {self.shares_in(segment)}, stop={segment.stop!r}{schedule}"
+
+    def shares_in(self, segment: Segment) -> dict[str, float]:
+        """Returns the share of the rows of each dataset at the begin of a segment, by name."""
+        total = sum(segment.quotas)
+        return {part.name: round(quota / total, 6) for part, quota in zip(self.components, segment.quotas, strict=True)}
 
     def moved(self, epoch: int, position: int, weights: Mapping[str, Any], reason: str) -> Self:
         """Returns the mixture with other weights from a place on; nothing is left of the schedule. Raises ConfigError

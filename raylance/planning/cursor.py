@@ -10,7 +10,6 @@ import numpy as np
 
 from raylance.arguments import check_integer
 from raylance.errors import ConfigError
-from raylance.orders.course import Segment
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import WINDOW_BYTES
 from raylance.orders.permutation import Int64Array
@@ -200,8 +199,8 @@ class Cursor:
         if self._plan is not None and self._plan[2] is plan:
             self._plan = self.delivery_spec, *self._plan[1:]
 
-    def reweight(self, weights: Mapping[str, Any], reason: str) -> Segment:
-        """Changes the weights of a mixture from the present position on; returns the new segment of its course.
+    def reweight(self, weights: Mapping[str, Any], reason: str) -> dict[str, float]:
+        """Changes the weights of a mixture from the present position on; returns the share of each dataset there.
 
         Raises:
             ConfigError: If the rows are not of a mixture, or the weights are not those of its datasets.
@@ -214,7 +213,7 @@ class Cursor:
             )
         moved = order.moved(self.epoch, self.position, weights, reason)
         self.delivery_spec = dataclasses.replace(self.delivery_spec, order=moved)
-        return moved.segments[-1]
+        return moved.shares_in(moved.segments[-1])
 
     def state(self, size: Size | None, dp_size: int) -> State:
         """Returns the state for a checkpoint: the position, and the data and order that it refers to. The cost does not

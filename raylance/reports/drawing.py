@@ -26,7 +26,14 @@ COLORS = {
 }
 """The colours of the parts of a rank's time in all pictures; causes of waiting have strong colours."""
 
-_MARKS = {"report": ("v", "#333333"), "fault": ("X", "#c8102e"), "error": ("X", "#c8102e"), "resume": (">", "#333333")}
+_MARKS = {
+    "report": ("v", "#333333"),
+    "fault": ("X", "#c8102e"),
+    "error": ("X", "#c8102e"),
+    "resume": (">", "#333333"),
+    "move": ("D", "#9457c4"),
+}
+_SHOWN = {"report": "report", "fault": "fault survived", "resume": "continues", "move": "weights change"}
 _WIDTH = 9.6  # inches, of all pictures
 _MOST_LABELS = 24  # if there are more ranks, only every eighth is named
 
@@ -208,7 +215,12 @@ def _legend(figure: Any) -> None:
     patch = importlib.import_module("matplotlib.patches").Patch
     line = importlib.import_module("matplotlib.lines").Line2D
     handles = [patch(color=COLORS[part], label=f"waiting: {part}" if part in WAITS else part) for part in PARTS]
-    for kind, label in (("report", "report"), ("fault", "fault survived"), ("resume", "continues")):
+    for kind, label in (
+        ("report", "report"),
+        ("fault", "fault survived"),
+        ("resume", "continues"),
+        ("move", "weights change"),
+    ):
         marker, color = _MARKS[kind]
         handles.append(line([], [], linestyle="", marker=marker, color=color, label=label))
     figure.legend(handles=handles, loc="outside upper left", ncols=5, frameon=False, fontsize=8, handlelength=1.2)

@@ -172,6 +172,11 @@ class _Watcher:
             self._errors.add(what)
         if kind in ("fault", "error"):
             return f"{record.dataset}, rank {record.rank}: {what}"
+        if kind == "move" and not record.rank:
+            weights = ", ".join(f"{name} {share:.4g}" for name, share in what["shares"].items())
+            place = f"epoch {what['epoch']}, position {what['position']:,}"
+            why = f" ({what['reason']})" if what["reason"] else ""
+            return f"{record.dataset} has the shares {weights} from {place} on{why}"
         # Users know at which row a run begins, but not at which row it continues after a fault: only that gets a line.
         earlier = itertools.takewhile(lambda each: each is not record, run.of(record.dataset))
         if kind == "resume" and any(each.rank == record.rank == 0 for each in earlier):

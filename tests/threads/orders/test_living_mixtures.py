@@ -5,6 +5,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -186,6 +187,43 @@ def test_an_audit_and_a_reopened_run_know_the_whole_course(datasets: dict[str, r
     assert [sorted(each) for each in offsets] == [sorted(id_ % 1000 for id_ in ids) for ids in first]
     with opened.loader() as loader:
         assert take(loader, 25) == first
+
+
+@pytest.mark.promise("P1", "P5")
+def test_a_run_is_proven_through_all_changes(datasets: dict[str, raylance.Dataset], tmp_path: Path) -> None:
+    """On two worlds, with a third dataset from the second start on."""
+    folder = str(tmp_path / "run")
+
+    def run(parts: Parts, state: dict[str, Any] | None, world: int, steps: int, move: Mapping[str, float]) -> Any:
+        mixed = raylance.mix(parts, stop=300)
+        given = {"world_size": world, "runtime": "threads", "record": folder, "name": "train"}
+        loaders = [mixed.loader(rank=rank, **given) for rank in range(world)]
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+        passes = [loader.batches(global_batch_size=BATCH) for loader in loaders]
+        batches = [itertools.chain.from_iterable(itertools.repeat(each)) for each in passes]
+        for step in range(steps):
+            if step == steps // 2:
+                for loader in loaders:
+                    loader.reweight(move, reason="loss")
+            for each in batches:
+                next(each)
+        found = [loader.state_dict() for loader in loaders]
+        for loader in loaders:
+            loader.close()
+        return found[0]
+
+    def proven() -> list[tuple[str, int]]:
+        proof = raylance.prove_run(folder)
+        (found,) = proof.datasets
+        return [(one.status, one.end) for one in found.epochs]
+
+    state = run(weighed(datasets, 2, 1), None, 2, 7, {"a": 1, "b": 4})
+    assert proven() == [("proven", 84)]
+    state = run(weighed(datasets, 1, 1, 1), state, 3, 30, {"a": 0, "b": 1, "c": 1})
+    assert proven() == [("proven", 300), ("proven", 144)]
+    assert [segment.get("reason") for segment in state["order"]["segments"]] == ["loss", None, "loss"]
 
 
 def test_what_cannot_be_honoured_is_refused(datasets: dict[str, raylance.Dataset]) -> None:
