@@ -131,3 +131,35 @@ def test_without_a_group_of_all_ranks_nothing_is_compared() -> None:
         assert store_of(1) is not None
     finally:
         torch.distributed.destroy_process_group()
+
+
+def moved(said: Sequence[str | None]) -> list[str]:
+    """What each rank gets to hear if it has changed its weights so; None for a rank that has not changed them."""
+    store = torch.distributed.HashStore()
+
+    def one(rank: int) -> str:
+        given = said[rank]
+        if given is None:
+            return "not asked"
+        try:
+            agreement.compare_moves(store, ShardContext(rank=rank, world_size=len(said)), "train/1", given, 0.5)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(len(said)) as pool:
+        return list(pool.map(one, range(len(said))))
+
+
+def test_ranks_that_change_their_weights_alike_continue() -> None:
+    assert moved(["a 1"] * 3) == [""] * 3
+
+
+def test_ranks_that_change_their_weights_otherwise_or_not_at_all_are_named() -> None:
+    found = moved(["a 1", "a 2", "a 1"])
+    assert len(set(found)) == 1
+    assert "a 2 on rank 1" in found[0]
+    first, silent, last = moved(["a 1", None, "a 1"])
+    assert first == last != ""
+    assert "rank 1 of 3" in first
+    assert silent == "not asked"
