@@ -1,9 +1,20 @@
-"""Long runs: weights that change, the record, the newest checkpoint, one where a node is taken away, the proof."""
+"""Long runs: changing weights, leases, the record, the newest checkpoint, one where a node is taken away, the proof."""
 
+from raylance.api.leases import Lease, Leases
 from raylance.integrations.checkpoint_files import newest_checkpoint
 from raylance.integrations.preemption import report_if_preempted
 from raylance.observe.record import open_folder
 from raylance.orders.schedule import Schedule
+from raylance.planning.leases import LeaseProgress
 from raylance.reports.proving import RunProof
 
-__all__ = ["RunProof", "Schedule", "newest_checkpoint", "open_folder", "report_if_preempted"]
+__all__ = [
+    "Lease",
+    "LeaseProgress",
+    "Leases",
+    "RunProof",
+    "Schedule",
+    "newest_checkpoint",
+    "open_folder",
+    "report_if_preempted",
+]
