@@ -123,6 +123,7 @@ class Leases:
         self._given = (RecordFolder(filesystem, f"{path}/{FOLDER}"), name, most_ahead, lease_s, most_attempts, epochs)
         self._key = f"raylance leases {path} {name}"
         self._desk: Any = None
+        self._session = ""  # in which it is
         self._lookup: Lookup | None = None
         self._call("check", self._spec.delivery.fingerprint, self._given[2:])  # also raises errors of the file
 
@@ -227,6 +228,8 @@ class Leases:
     def _call(self, method: str, *arguments: Any) -> Any:
         """Calls the desk, which is an actor where Ray runs; makes it again if it is gone."""
         session = ray_session()
+        if session != self._session:  # Ray was started or ended meanwhile
+            self._desk, self._session = None, session
         if not session:
             self._desk = self._desk or LeaseDesk(self._spec, *self._given, session="")
             return getattr(self._desk, method)(*arguments)
