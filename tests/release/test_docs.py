@@ -34,9 +34,7 @@ def snippets(page: Path) -> list[str]:
 
 def outputs(page: Path) -> list[str]:
     """What a page says that its Python prints, in the block after it."""
-    found = re.findall(r"^```python\n.*?^```\n\n```\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
-    assert found
-    return found
+    return re.findall(r"^```python\n.*?^```\n\n```\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def adapted(page: Path, changes: dict[str, str]) -> list[str]:
@@ -55,7 +53,10 @@ def adapted(page: Path, changes: dict[str, str]) -> list[str]:
 )
 def test_snippets_run(page: Path, tmp_path: Path) -> None:
     """As a script of its own: what it defines is sent to helpers as a user's would be."""
-    run_script("\n".join(snippets(page)), tmp_path)
+    printed = run_script("\n".join(snippets(page)), tmp_path)
+    for output in outputs(page):
+        assert output in printed
+        printed = printed.partition(output)[2]
 
 
 def test_the_guide_runs_on_the_demo(tmp_path: Path, ray_session: None) -> None:
@@ -63,6 +64,7 @@ def test_the_guide_runs_on_the_demo(tmp_path: Path, ray_session: None) -> None:
     assert create_dataset(["demo", "--out", str(tmp_path / "digits.lance")]) == 0
     parts = [*snippets(ROOT / "docs" / "guide.md"), *adapted(ROOT / "docs" / "moving.md", GUIDE)]
     printed = run_script("\n".join(parts), tmp_path)
+    assert outputs(ROOT / "docs" / "guide.md")
     for output in outputs(ROOT / "docs" / "guide.md"):
         assert output in printed
         printed = printed.partition(output)[2]
