@@ -4,17 +4,20 @@ from raylance.api.leases import Lease, Leases
 from raylance.integrations.checkpoint_files import newest_checkpoint
 from raylance.integrations.preemption import report_if_preempted
 from raylance.observe.record import open_folder
-from raylance.orders.schedule import Schedule
+from raylance.orders.schedule import Newest, Schedule
 from raylance.planning.leases import LeaseProgress
 from raylance.reports.proving import RunProof
+from raylance.reports.seen import seen
 
 __all__ = [
     "Lease",
     "LeaseProgress",
     "Leases",
+    "Newest",
     "RunProof",
     "Schedule",
     "newest_checkpoint",
     "open_folder",
     "report_if_preempted",
+    "seen",
 ]

@@ -49,6 +49,7 @@ class Asked:
 
     uri: str | os.PathLike[str] | NamespaceTable
     version: Version | None
+    on_new_version: str
     storage_options: StorageOptions | None
     stale: Stale
     read: ReadMode

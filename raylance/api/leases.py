@@ -275,7 +275,7 @@ class LeaseDesk:
         """Reads the file, if there is one. Leases of the same session stay out; others are handed out again."""
         self._folder, self._file, self._session = folder, f"leases-{name}.json", session
         self._selection = spec.read.source.load_selection()
-        self._cursor = Cursor(spec.read.origin, spec.delivery, spec.read.source.has_rows_of)
+        self._cursor = Cursor(spec.read.origin, spec.delivery, spec.read.source)
         plan = self._cursor.plan(size=1, dp_size=1, reader_bytes=Options().reader_bytes)
         self._cursor.follow(plan)
         self._order, self._ends = plan.order, [0]  # the number of tickets before each epoch

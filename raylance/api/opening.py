@@ -17,6 +17,7 @@ from raylance.errors import ConfigError
 from raylance.opened import Opened, ReadSpec
 from raylance.orders.order import Order
 from raylance.orders.registry import make_order
+from raylance.orders.schedule import Newest
 from raylance.planning.balance import Balance, check_balance
 from raylance.planning.step_size import Ending, read_ending
 from raylance.source.costs import Cost, check_costs, share_costs
@@ -36,7 +37,7 @@ from raylance.source.version import Version, pin
 def dataset(
     uri: str | os.PathLike[str] | NamespaceTable,
     *,
-    version: Version | None = None,
+    version: Version | Newest | None = None,
     columns: Sequence[str | Decoder | Derived] | None = None,
     filter: str | None = None,
     split: Split | None = None,
@@ -61,7 +62,8 @@ def dataset(
         uri: Path or URI of the dataset, or of a branch of it, readable from every node; or a
             `raylance.namespaces.NamespaceTable`.
         version: Version number, tag, or (branch, number). None takes the newest version, and (branch, None) the newest
-            version of the branch. The version is resolved now, and recorded in checkpoints.
+            version of the branch. The version is resolved now, and recorded in checkpoints. A `raylance.runs.Newest`
+            says what becomes of new rows if a run continues.
         columns: Columns to deliver; None for all. An element is a name, or what makes a column, such as
             `raylance.Image("image", size=224)` or `raylance.Video(…)`. "image.bytes" names the field `bytes` of the
             struct `image`, and the column in batches. With None, a struct that holds blobs or a field to decode comes
@@ -143,10 +145,12 @@ def dataset(
     check_filter(filter)
     most = check_bad_rows(max_bad_rows, on_bad_row)
     names, derived, decoders = split_columns(columns, decode)
+    pinned = None if isinstance(version, Newest) else version
     asked = kind.check(
         Asked(
             uri=uri,
-            version=version,
+            version=(version.branch, None) if isinstance(version, Newest) and version.branch else pinned,
+            on_new_version=version.when if isinstance(version, Newest) else "refuse",
             storage_options=storage_options,
             stale=stale,
             read=mode,
@@ -214,4 +218,5 @@ def _bind_order(asked: Asked, stored: Stored, selection: Shared[Selection], read
         empty_batches=asked.empty_batches,
         masks_bad_rows=asked.decoding.mask_bad_rows,
         window_bytes=asked.window_bytes,
+        on_new_version=asked.on_new_version,
     )

@@ -13,7 +13,7 @@ class Positioned(abc.ABC):
     """Has an epoch and a position, which are the same on every rank, because all ranks take the same steps."""
 
     def __init__(self, spec: Opened) -> None:
-        self._cursor = Cursor(spec.read.origin, spec.delivery, spec.read.source.has_rows_of)
+        self._cursor = Cursor(spec.read.origin, spec.delivery, spec.read.source)
 
     @property
     def epoch(self) -> int:

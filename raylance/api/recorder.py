@@ -259,6 +259,7 @@ class Recorder:
             "pid": os.getpid(),
             "cluster_cpus": surroundings.cluster_cpus(),
             "state": state,
+            "begun": {name: state[name] for name in ("epoch", "position", "step")},
             "stem": self.stem,
             "number": self._number,
             "remainder": plan.remainder,

@@ -108,7 +108,7 @@ class EpochAudit:
             StateError: If the state belongs to other rows or another order.
         """
         self._data, read_spec, delivery_spec = data, opened_of(data).read, opened_of(data).delivery
-        cursor = Cursor(read_spec.origin, delivery_spec, read_spec.source.has_rows_of)
+        cursor = Cursor(read_spec.origin, delivery_spec, read_spec.source)
         names = ("data", "global_batch_size", "budget", "world_size", "epoch", "position", "state")
         step = read_size(
             "EpochAudit()", 1, global_batch_size=global_batch_size, budget=budget, others=older, known=names

@@ -185,6 +185,18 @@ def _dealer(spread: str, quotas: Quotas) -> Dealer:
     return _Some(spread, quotas)
 
 
+def deal_whole(rows: Quotas) -> Dealer:
+    """Returns a dealer that deals the first sum(rows) positions so that each component gets its rows. Raises
+    ConfigError if they are more than 2**31.
+    """
+    if sum(rows) > _MOST_SHARES:
+        raise ConfigError(
+            f"{sum(rows):,} rows are left of an epoch, and new ones can come among {_MOST_SHARES:,} at most. Let them "
+            'come in the next epoch: version=raylance.runs.Newest(when="next_epoch").'
+        )
+    return _dealer("tree", rows if any(rows) else (1,) * len(rows))
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """The rule of a mixture from a place of the run on, up to the next segment.

@@ -78,6 +78,29 @@ class Schedule(Setting):
         yield from ((rows, shares_of(weights)) for rows, weights in knots)
 
 
+When = Literal["refuse", "next_epoch", "now"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Newest(Setting):
+    """The newest version of a dataset, for `raylance.dataset(version=…)`; and what becomes of rows that were appended
+    since the checkpoint from which a run continues in the middle of an epoch.
+
+    Attributes:
+        when: "refuse": the run is refused, with both versions. "next_epoch": the epoch ends with the old rows, and the
+            next one has all. "now": the new rows come in this epoch, among the old ones that are left. Other changes of
+            the old rows, such as deletions and updates, are refused in the middle of an epoch. Where an epoch begins,
+            it has the rows of the newest version, whatever has changed.
+        branch: The branch of the dataset; None for the one that its URI opens.
+    """
+
+    when: When = "refuse"
+    branch: str | None = None
+
+    def __post_init__(self) -> None:
+        check_word("Newest(): when", self.when, ("refuse", "next_epoch", "now"))
+
+
 def check_weights(call: str, weights: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Returns weights in the order of the datasets' names. Raises ConfigError if they are not the weights of all of
     them, or if one is not a number of at least 0, or all are 0.

@@ -10,6 +10,7 @@ import numpy as np
 
 from raylance.arguments import check_integer
 from raylance.errors import ConfigError
+from raylance.orders.growth import Growth, as_recorded, can_grow, grow
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import WINDOW_BYTES
 from raylance.orders.permutation import Int64Array
@@ -17,7 +18,7 @@ from raylance.orders.shuffles import Sequential
 from raylance.planning.delivery_spec import DeliverySpec, make_plan
 from raylance.planning.plan import Plan
 from raylance.planning.shards import NO_SHARDS, list_shards
-from raylance.planning.state import HasRowsOf, State, check_state, damaged, no_version, parse_state
+from raylance.planning.state import State, Versions, check_state, damaged, parse_state
 from raylance.planning.step_size import CostLimit, Remainder, Size
 
 logger = logging.getLogger(__name__)
@@ -43,12 +44,12 @@ class Cursor:
         self,
         origin: Mapping[str, Any],
         delivery_spec: DeliverySpec,
-        has_rows_of: HasRowsOf = no_version,
+        versions: Versions | None = None,
     ) -> None:
         """Begins at the start of epoch 0. `origin` holds the fields of a state that `ReadSpec.origin` returns;
-        `has_rows_of` is `RowSource.has_rows_of`.
+        `versions` is the `RowSource` of the rows.
         """
-        self._origin, self.delivery_spec, self._has_rows_of = origin, delivery_spec, has_rows_of
+        self._origin, self.delivery_spec, self._versions = origin, delivery_spec, versions
         self._rows_of: Mapping[str, Any] | None = None
         self.epoch = self.position = self.step = self.global_step = 0
         self.holder: object = None
@@ -251,17 +252,20 @@ class Cursor:
         """
         saved, before = parse_state(state), self.delivery_spec
         with _damaging():
-            self.delivery_spec = dataclasses.replace(before, order=before.order.dealt_as(saved.order))
+            self.delivery_spec = dataclasses.replace(before, order=as_recorded(before.order, saved.order))
+        may_grow = before.on_new_version != "refuse" and can_grow(before.order, has_tables=bool(before.tables))
         try:
-            rows_of = check_state(saved, self.state(None, 1), self._has_rows_of)
+            moved = check_state(saved, self.state(None, 1), self._versions, may_grow=may_grow)
             with _damaging():
                 recorded = self.delivery_spec.order.adopt(saved.order)
-            saved = _continue(saved, dataclasses.replace(self.delivery_spec, order=recorded))
-            spec = _adopt(before, saved)
+            saved = _continue(saved, dataclasses.replace(self.delivery_spec, order=recorded, rows=saved.rows))
+            spec = _adopt(before if isinstance(before.order, MixOrder) else self.delivery_spec, saved)
         finally:
             self.delivery_spec = before
         order, change = spec.order.after(saved.order, saved.epoch, saved.position)
-        spec, self._rows_of = dataclasses.replace(spec, order=order), rows_of
+        if moved.has_grown:
+            order = grow(order, _growth(saved, before.on_new_version))
+        spec, self._rows_of = dataclasses.replace(spec, order=order), moved.rows_of
         if change:
             logger.warning(
                 "the run continues with another mixture from epoch %d, position %d on:\n%s",
@@ -311,6 +315,18 @@ def _adopt(spec: DeliverySpec, saved: State) -> DeliverySpec:
             spec.window_bytes,
         )
     return dataclasses.replace(spec, window_bytes=saved.window_bytes)
+
+
+def _growth(saved: State, when: str) -> Growth:
+    """Returns the growth of a dataset since a state."""
+    place = (saved.epoch, saved.position) if when == "now" else (saved.epoch + (saved.position > 0), 0)
+    return Growth(
+        epoch=place[0],
+        position=place[1],
+        rows=saved.rows,
+        fingerprint=saved.fingerprint,
+        **saved.rows_of or {"version": saved.version, "identity": saved.identity},
+    )
 
 
 def _continue(saved: State, spec: DeliverySpec) -> State:

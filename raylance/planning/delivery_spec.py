@@ -38,6 +38,8 @@ class DeliverySpec:
         masks_bad_rows: Whether rows that cannot be decoded come as zeros with `_valid` False.
         window_bytes: Determines the sizes that the order leaves to "auto"; None for the run's value, or the default.
         run_rows: See `Facts`.
+        on_new_version: What becomes of rows that were appended since a checkpoint in the middle of an epoch: see
+            `raylance.runs.Newest`.
     """
 
     uri: Any
@@ -54,6 +56,7 @@ class DeliverySpec:
     masks_bad_rows: bool
     window_bytes: int | None = None
     run_rows: int = 1
+    on_new_version: str = "refuse"
 
     @property
     def facts(self) -> Facts:

@@ -27,7 +27,7 @@ class LoaderHistory:
     process: str = ""  # a key of the loader's process; "" if unknown
     begun_s: float = 0.0  # when the loader was made
     ended_s: float = 0.0  # when it handed out its last row, by the same clock
-    # Keys of the selected rows of each dataset. Intervals of different ones are not added up, but datasets may join.
+    # Keys of the selected rows, see `selection_of`. Intervals of different ones are not added up; others may follow.
     selection: tuple[str, ...] = ()
     plan: str = ""  # a key of the plan that the rows are compared with
 

@@ -217,15 +217,16 @@ def _compare(line: EpochLine, expected: Expected) -> tuple[Status, int, str]:
 
 
 def _differs(line: EpochLine, expected: Expected, handed: Digest, left_out: int) -> bool:
-    """Whether other rows were handed out than planned. They are compared with the plan if the order repeats rows, or if
-    that takes fewer rows; else with the selection, less the rows that the plan leaves out.
+    """Whether other rows were handed out than planned. They are compared with the plan if the order repeats rows, if
+    rows were appended since, or if that takes fewer rows; else with the selection, less the rows that the plan leaves
+    out.
     """
     order = expected.order
     if order is None:
         return handed.differs(expected.whole)
     rows = order.epoch(line.epoch).epoch_rows
     end = min(line.end, rows)
-    if order.repeats or (line.end < left_out and not order.is_custom):
+    if order.repeats or rows != expected.selection.rows or (line.end < left_out and not order.is_custom):
         return handed.differs(expected.planned(order, line.epoch, 0, end))
     return (handed + expected.planned(order, line.epoch, end, rows)).differs(expected.whole)
 

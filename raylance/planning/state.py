@@ -8,9 +8,9 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 from raylance.descriptions import CLASS, description_of, in_words, is_description
 from raylance.errors import ConfigError, StateError
@@ -125,13 +125,16 @@ def subject_of(state: Mapping[str, Any]) -> str:
 
 
 def selection_of(state: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns a key of the rows that a state selects from its data: for each dataset of a mixture; one key otherwise.
-    For the same data, equal keys mean equal rows.
+    """Returns a key of the rows that a state selects from its data: for each dataset of a mixture, or for each time
+    that rows were appended. For the same data, equal keys mean equal rows.
     """
     version = {name: state.get(name) for name in _VERSION} if state.get("rows_of") is None else state["rows_of"]
-    parts = state.get("order", {}).get("components") if isinstance(state.get("uri"), Mapping) else None
+    order = state.get("order", {})
+    parts = order.get("components") if isinstance(state.get("uri"), Mapping) else None
     if not parts:
-        return (json.dumps([*version.values(), state.get("rows"), state.get("fingerprint")], sort_keys=True),)
+        before = [[each.get(name) for name in (*_VERSION, "rows", "fingerprint")] for each in order.get("growths", ())]
+        now = [*version.values(), state.get("rows"), state.get("fingerprint")]
+        return tuple(json.dumps(each, sort_keys=True) for each in [*before, now])
     of_parts = {name: [(value or {}).get(name) for value in version.values()] for name in parts}
     return tuple(json.dumps([*of_parts[name], part.get("rows")]) for name, part in parts.items())
 
@@ -221,31 +224,59 @@ def _check_fields(state: State) -> None:
         )
 
 
-HasRowsOf = Callable[[Any, Any], bool]
-"""Whether a loader's data have the rows of another version and identity, in the same order."""
+class Versions(Protocol):
+    """What is known of other versions of a loader's data; see `RowSource`."""
+
+    def has_rows_of(self, version: Any, identity: Any) -> bool:
+        """Whether the data have the rows of a version and identity, in the same order."""
+
+    def has_grown_from(self, version: Any, identity: Any, rows: int, fingerprint: str) -> bool:
+        """Whether the data have the selected rows of a version and identity, in the same order, and others after them:
+        the first `rows` selected rows have this fingerprint.
+        """
 
 
-def no_version(version: Any, identity: Any) -> bool:
-    """Returns False: that data have the rows of another version is not known."""
-    return False
+class NoVersions:
+    """Nothing is known of other versions."""
+
+    def has_rows_of(self, version: Any, identity: Any) -> bool:
+        """See `Versions`."""
+        return False
+
+    def has_grown_from(self, version: Any, identity: Any, rows: int, fingerprint: str) -> bool:
+        """See `Versions`."""
+        return False
 
 
-def check_state(saved: State, current: State, has_rows_of: HasRowsOf = no_version) -> Mapping[str, Any] | None:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Moved:
+    """How the data of a loader differ from those of a state.
+
+    Attributes:
+        rows_of: The field `rows_of` of the loader's next states.
+        has_grown: Whether rows were appended since, in the middle of an epoch.
+        fields: Fields that may differ.
+    """
+
+    rows_of: Mapping[str, Any] | None = None
+    has_grown: bool = False
+    fields: tuple[str, ...] = ()
+
+
+def check_state(saved: State, current: State, versions: Versions | None = None, *, may_grow: bool = False) -> Moved:
     """Refuses a saved state that means other rows than the loader's own. A field of the current order that is "auto"
     accepts every saved number, and the loader reuses it. Allowed, with a warning, are other columns, another decoding,
     equal files in another place, another version with the same rows in the same order and, where an epoch begins, other
-    rows of the same dataset.
-
-    Returns:
-        The field `rows_of` of the loader's next states.
+    rows of the same dataset; with `may_grow`, also a version to which rows were appended, elsewhere.
 
     Raises:
         StateError: If fields differ, with both values of each, side by side.
     """
     current = _of_datasets(current, saved)
     samples = () if saved.fingerprint == current.fingerprint else ("windows",)  # different words may mean the same
-    elsewhere, moved = _compare(saved, current, ("uri",)), _moved_on(saved, current, has_rows_of)
-    left_out, rows_of = ((), saved.rows_of) if moved is None else moved
+    elsewhere = _compare(saved, current, ("uri",))
+    moved = _moved_on(saved, current, versions or NoVersions(), may_grow=may_grow)
+    left_out = moved.fields
     differing = _compare(saved, current, [name for name in (*_MUST_MATCH, *samples, "order") if name not in left_out])
     is_known = bool(saved.identity and current.identity)  # else only the place tells data apart
     if differing or (elsewhere and not is_known):
@@ -258,7 +289,11 @@ def check_state(saved: State, current: State, has_rows_of: HasRowsOf = no_versio
     if left_out:
         logger.warning(
             "the run continues with another version of the dataset%s:\n%s",
-            ", which has the same rows in the same order" if rows_of else ": its present rows begin the epoch",
+            ", to which rows were appended"
+            if moved.has_grown
+            else ", which has the same rows in the same order"
+            if moved.rows_of
+            else ": its present rows begin the epoch",
             _compare(saved, current, left_out),
         )
     if elsewhere:
@@ -270,7 +305,7 @@ def check_state(saved: State, current: State, has_rows_of: HasRowsOf = no_versio
             "Build the dataset with the saved values if you did not intend this.",
             differing,
         )
-    return rows_of
+    return moved
 
 
 def _of_datasets(current: State, saved: State) -> State:
@@ -289,18 +324,23 @@ def _of_datasets(current: State, saved: State) -> State:
     return dataclasses.replace(current, **found, rows=saved.rows, fingerprint=saved.fingerprint)
 
 
-def _moved_on(
-    saved: State, current: State, has_rows_of: HasRowsOf
-) -> tuple[tuple[str, ...], Mapping[str, Any] | None] | None:
-    """Returns the fields that may differ because the dataset has another version, and `rows_of`; None if its version is
-    the saved one, or a position in it would mean other rows.
+def _moved_on(saved: State, current: State, versions: Versions, *, may_grow: bool) -> Moved:
+    """Returns which fields may differ because the dataset has another version; none if its version is the saved one, or
+    a position in it would mean other rows.
     """
     if not _compare(saved, current, _VERSION):
-        return None
-    if saved.fingerprint == current.fingerprint and has_rows_of(saved.version, saved.identity):
-        return _VERSION, saved.rows_of or {name: getattr(saved, name) for name in _VERSION}
+        return Moved(saved.rows_of)
+    version = saved.version, saved.identity
+    if saved.fingerprint == current.fingerprint and versions.has_rows_of(*version):
+        return Moved(saved.rows_of or {name: getattr(saved, name) for name in _VERSION}, fields=_VERSION)
     is_later = (saved.uri, saved.branch) == (current.uri, current.branch) and saved.version != current.version
-    return (_MAY_GROW, None) if is_later and isinstance(saved.uri, str) and not saved.position else None
+    if not (is_later and isinstance(saved.uri, str)):
+        return Moved(saved.rows_of)
+    if not saved.position:
+        return Moved(fields=_MAY_GROW)
+    if may_grow and versions.has_grown_from(*version, saved.rows, saved.fingerprint):
+        return Moved(has_grown=True, fields=_MAY_GROW)
+    return Moved(saved.rows_of)
 
 
 def _compare(saved: State, current: State, names: Sequence[str]) -> str:

@@ -160,7 +160,7 @@ def prove_run(
     if (samples := take_samples("prove_run()", changes.pop("samples", None), changes)) is not None:
         changes["samples"] = samples
     run = read_run(path, storage_filesystem)
-    groups = _groups(run)
+    groups = groups_of(run)
     names = sorted({name for label, records in groups.items() for name in (label, *_names(records))})
     if dataset is not None and dataset not in names:
         raise ConfigError(f"dataset={dataset!r}: the run has {', '.join(map(repr, names))}. Give one of them.")
@@ -217,7 +217,7 @@ def prove_records(run: Run, names: Sequence[str], *, most_rows: int | None = Non
     proofs: list[Proof] = []
     notes: list[str] = []
     starts: list[str] = []
-    for label, records in _groups(run).items():
+    for label, records in groups_of(run).items():
         if not {label, *_names(records)} & set(names):
             continue
         known = [record for record in records if record.digest is not None]
@@ -226,9 +226,9 @@ def prove_records(run: Run, names: Sequence[str], *, most_rows: int | None = Non
         begun = _starts(records)
         notes += [f"{label}, {text}" for text, is_forgotten in begun if is_forgotten]
         starts += [f"{label}, {text}" for text, is_forgotten in begun if not is_forgotten] * (len(begun) > 1)
-        plans = _Plans(known, changes, most_rows)
+        plans = Plans(known, changes, most_rows)
         by_who = {
-            who: prove(line_of_history(histories), plans.expected) for who, histories in _histories(known).items()
+            who: prove(line_of_history(histories), plans.expected) for who, histories in histories_of(known).items()
         }
         proofs += [Proof(dataset=label, who=who, epochs=tuple(epochs)) for who, epochs in _joined(by_who).items()]
     found = tuple(proof for proof in proofs if proof.epochs)
@@ -279,7 +279,7 @@ def of_epochs(one: EpochProof) -> str:
     return f"epoch {one.epoch}" if one.epochs == 1 else f"each of epochs {one.epoch} to {last}"
 
 
-def _histories(records: Sequence[LoaderRecord]) -> dict[str, list[LoaderHistory]]:
+def histories_of(records: Sequence[LoaderRecord]) -> dict[str, list[LoaderHistory]]:
     """Returns the histories of the loaders, which say what each was handed: under "" if the ranks share the rows, under
     "rank <n>" if each rank sees the whole dataset. Records with a damaged digest are left out.
     """
@@ -326,7 +326,7 @@ def _plan_of(record: LoaderRecord) -> str:
     return json.dumps([state, record.facts["remainder"]], sort_keys=True)
 
 
-def _groups(run: Run) -> dict[str, list[LoaderRecord]]:
+def groups_of(run: Run) -> dict[str, list[LoaderRecord]]:
     """Returns the records of each dataset by its label. Loaders made by hand get their names in the order in which they
     are iterated, so another start may exchange the names. Therefore the data of the records decides, too. Data that
     were moved between two starts count as lying in their first place.
@@ -364,7 +364,7 @@ def _joined(by_who: Mapping[str, list[EpochProof]]) -> dict[str, list[EpochProof
     return dict(by_who)
 
 
-class _Plans:
+class Plans:
     """The plans of a dataset's epochs. Starts may differ in plan and selection, so each plan is opened by itself."""
 
     def __init__(self, records: Sequence[LoaderRecord], changes: dict[str, Any], most_rows: int | None) -> None:

@@ -114,6 +114,12 @@ class RowSource(abc.ABC):
         """Whether the data have the same rows in the same order as another version; see `Source.has_rows_of`."""
         return False
 
+    def has_grown_from(self, version: Any, identity: Any, rows: int, fingerprint: str) -> bool:
+        """Whether the data have the selected rows of another version, in the same order, and others after them. Then
+        the first `rows` selected rows have this fingerprint.
+        """
+        return False
+
     def check_asked(self, offsets: Int64Array) -> None:  # noqa: B027 - all do, unless a subclass knows better
         """Checks rows that were asked for by their offsets, int64, (n,).
 
@@ -169,6 +175,12 @@ class TableRows(RowSource):
     def has_rows_of(self, version: Any, identity: Any) -> bool:
         """See `RowSource.has_rows_of`."""
         return self.pinned.has_rows_of(version, identity)
+
+    def has_grown_from(self, version: Any, identity: Any, rows: int, fingerprint: str) -> bool:
+        """See `RowSource.has_grown_from`."""
+        if self.samples is not None or self.load_selection().first(rows).fingerprint != fingerprint:
+            return False
+        return self.pinned.has_rows_of(version, identity, may_append=True)
 
     def check_asked(self, offsets: Int64Array) -> None:
         """See `RowSource.check_asked`."""

@@ -75,6 +75,15 @@ class Selection:
             return cls(rows=rows, fingerprint=digest.hexdigest(), starts=starts, ends=None)
         return cls(rows=rows, fingerprint=digest.hexdigest(), starts=starts, ends=ends)
 
+    def first(self, rows: int) -> Self:
+        """Returns the selection of the first rows, or of all if they are fewer."""
+        rows = min(rows, self.rows)
+        if self.ends is None:
+            return self.from_offsets([self.starts[:rows]])
+        ends = np.minimum(self.ends, rows)
+        lengths = np.diff(ends, prepend=0)
+        return self.from_runs(self.starts[lengths > 0], lengths[lengths > 0])
+
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""

@@ -117,11 +117,11 @@ class Source:
             self, version=dataset.version, identity=_identity(dataset), written=_written(dataset)
         )
 
-    def has_rows_of(self, version: Any, identity: Any) -> bool:
+    def has_rows_of(self, version: Any, identity: Any, *, may_append: bool = False) -> bool:
         """Whether another version of this dataset, of that identity, has the same rows in the same order: between the
-        two, only indices and columns changed, or files were compacted without another order. False if that is not
-        known, because a clean-up removed versions, or rows of an index were moved. Raises DatasetError if the storage
-        fails.
+        two, only indices and columns changed, or files were compacted without another order. With `may_append`, rows
+        may have been appended to the other version since. False if that is not known, because a clean-up removed
+        versions, or rows of an index were moved. Raises DatasetError if the storage fails.
         """
         if not isinstance(version, int) or not identity:
             return False
@@ -129,7 +129,8 @@ class Source:
             opened = self.open()
             dataclasses.replace(self, version=version, identity=identity, written="").open()
             low, high = sorted((version, self.version))
-            return all(_keeps_rows(opened, number) for number in range(low + 1, high + 1))
+            may_append = may_append and version < self.version
+            return all(_keeps_rows(opened, number, may_append=may_append) for number in range(low + 1, high + 1))
         except (*LANCE_ERRORS, DatasetError) as error:
             if failure_of(error) is Failure.PASSING:
                 raise
@@ -388,14 +389,16 @@ def _identity(dataset: lance.LanceDataset) -> str:
     return digest.hexdigest()
 
 
-def _keeps_rows(dataset: lance.LanceDataset, version: int) -> bool:
-    """Whether a version has the rows of the one before it, in the same order."""
+def _keeps_rows(dataset: lance.LanceDataset, version: int, *, may_append: bool) -> bool:
+    """Whether a version has the rows of the one before it, in the same order; with `may_append`, maybe others after
+    them.
+    """
     try:
         transaction = dataset.read_transaction(version)
     except TypeError:  # Lance 14.0 cannot show a compaction that moved rows of an index
         return False
     kind = type(None if transaction is None else transaction.operation)
-    if kind.__name__ in _KEEPING_ROWS:
+    if kind.__name__ in _KEEPING_ROWS or (may_append and kind is lance.LanceOperation.Append):
         return True
     before, after = (dataset.checkout_version(number) for number in (version - 1, version))
     if kind is lance.LanceOperation.Rewrite:

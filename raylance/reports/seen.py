@@ -1,0 +1,161 @@
+"""Where a run has seen some rows: by epoch, step and rank, and in which checkpoints."""
+
+import operator
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow.fs
+
+from raylance.columns import join_offsets, split_offsets
+from raylance.errors import ConfigError
+from raylance.observe.record import open_folder
+from raylance.orders.checking import select_rows
+from raylance.orders.order import Resolved
+from raylance.orders.permutation import Int64Array
+from raylance.planning.history import line_of_history
+from raylance.planning.plan import Plan
+from raylance.planning.state import FILE_NAME, states_in
+from raylance.planning.step_size import CostLimit
+from raylance.reports.proving import Plans, groups_of, histories_of
+from raylance.reports.reading import LoaderRecord, read_run
+
+_BLOCK_ROWS = 1 << 18  # positions that are compared together
+
+Place = tuple[int, int]
+
+
+class _Checkpoint(NamedTuple):
+    place: Place
+    name: str
+
+
+def seen(
+    path: str | os.PathLike[str],
+    offsets: npt.ArrayLike,
+    *,
+    component: str | int = 0,
+    dataset: str | None = None,
+    storage_filesystem: Any = None,
+    **changes: Any,
+) -> pd.DataFrame:
+    """Finds where a run's training functions were handed some rows; for example rows that turn out to be bad, or that
+    must be forgotten. Takes about a microsecond for each row that the run was handed, however many are asked for.
+
+    Rows of steps that were rolled back do not count: the present model was not trained on them.
+
+    Args:
+        path: The run's folder, <storage path>/<run name>, as a path or URI.
+        offsets: Row offsets, as batches have them under `_rowoffset`: integers, (k,).
+        component: For a mixture, the dataset to which the offsets belong: its name or its number.
+        dataset: The name of one dataset of the run; needed if it has several.
+        storage_filesystem: A file system of pyarrow, as for `ray.train.RunConfig`; `path` is then a path in it.
+        **changes: Arguments of `raylance.dataset` that records do not hold, see `prove_run`.
+
+    Returns:
+        A row for each time that a row was handed out, in this order: `row_offset`, `epoch`, `position`, `step` in the
+        epoch, `rank` (the data-parallel rank, -1 if a `Balance` has chosen it), and `checkpoint`: the first checkpoint
+        in the folder whose model was trained on it, "" if there is none.
+
+    Raises:
+        ConfigError: If `path` holds no record of the run; if `dataset` or `component` is missing or unknown; or if the
+            plan of the run cannot be computed.
+    """
+    run = read_run(path, storage_filesystem)
+    groups = groups_of(run)
+    if dataset is None and len(groups) == 1:
+        dataset = next(iter(groups))
+    if dataset not in groups:
+        raise ConfigError(f"seen(dataset={dataset!r}): the run has {', '.join(map(repr, groups))}. Give one of them.")
+    records = [record for record in groups[dataset] if record.digest is not None]
+    uri = records[-1].facts["state"]["uri"]
+    names = [*uri] if isinstance(uri, Mapping) else []
+    number = names.index(component) if component in names else component
+    if not isinstance(number, int) or not 0 <= number < max(1, len(names)):
+        raise ConfigError(f"seen(component={component!r}): the run's datasets are {names}. Give one of their names.")
+    wanted = np.unique(join_offsets(number, np.asarray(offsets, dtype=np.int64).reshape(-1)))
+    plans, checkpoints = Plans(records, changes, None), _checkpoints(path, storage_filesystem)
+    found: list[tuple[int, int, int, int, int, str]] = []
+    for histories in histories_of(records).values():
+        for line in line_of_history(histories):
+            expected = plans.expected(line.plan)
+            if isinstance(expected, str) or expected.order is None:
+                why = expected if isinstance(expected, str) else "no record holds the code of its order: give order="
+                raise ConfigError(f"seen(): epoch {line.epoch} cannot be computed: {why}")
+            for span in line.spans:
+                for at, offset in _hits(expected, line.epoch, span.low, span.high, wanted):
+                    place = line.epoch, at
+                    step, rank = _step(expected.order, _start_at(records, place), place)
+                    first = next((each.name for each in checkpoints if each.place > place), "")
+                    found.append((int(split_offsets(np.array([offset]))[1][0]), *place, step, rank, first))
+    columns = ["row_offset", "epoch", "position", "step", "rank", "checkpoint"]
+    found.sort(key=operator.itemgetter(1, 2))
+    return pd.DataFrame(found, columns=columns)
+
+
+def _hits(expected: Any, epoch: int, low: int, high: int, wanted: Int64Array) -> Iterator[tuple[int, int]]:
+    """Yields position and joined offset of the wanted rows at positions [low, high)."""
+    planned = expected.order.epoch(epoch)
+    for at in range(low, high, _BLOCK_ROWS):
+        positions = np.arange(at, min(at + _BLOCK_ROWS, high), dtype=np.int64)
+        offsets = expected.selection.offsets(select_rows(planned, positions % planned.epoch_rows))
+        mine = np.isin(offsets, wanted) & (positions < planned.epoch_rows)
+        yield from zip(positions[mine].tolist(), offsets[mine].tolist(), strict=True)
+
+
+def _start_at(records: Sequence[LoaderRecord], place: Place) -> LoaderRecord:
+    """Returns a record of the start that handed out the rows at a place: the last one that began before it."""
+
+    def place_of(record: LoaderRecord) -> Place:
+        begun = _begun(record)
+        return begun["epoch"], begun["position"]
+
+    return [record for record in sorted(records, key=lambda each: each.begun_s) if place_of(record) <= place][-1]
+
+
+def _begun(record: LoaderRecord) -> Mapping[str, int]:
+    """Returns the epoch, the position and the step at which a record begins."""
+    found: Mapping[str, int] = record.facts.get("begun", record.facts["state"])
+    return found
+
+
+def _step(order: Resolved, record: LoaderRecord, place: Place) -> tuple[int, int]:
+    """Returns the step of its epoch in which a place was handed out, and the data-parallel rank."""
+    facts, (epoch, position) = record.facts, place
+    begun = _begun(record)
+    same = begun["epoch"] == epoch
+    first, steps = (begun["position"], begun["step"]) if same else (0, 0)
+    budget = facts.get("budget")
+    plan = Plan(
+        order=order,
+        global_batch_size=facts["global_batch_size"],
+        budget=None if budget is None else CostLimit(**budget),
+        dp_size=int((record.digest or {}).get("dp_size", facts["world_size"])),
+        remainder="ragged" if facts["remainder"] == "drop" else facts["remainder"],
+        chunk_positions=1,
+    )
+    number = plan.steps_between(epoch, first, position + 1) - 1
+    start = plan.after(epoch, first, number)
+    if facts.get("balances"):
+        return steps + number, -1
+    ranks = range(plan.dp_size)
+    rank = next(one for one in ranks if position in plan.positions(epoch, start, *plan.rank_slice(epoch, start, one)))
+    return steps + number, rank
+
+
+def _checkpoints(path: str | os.PathLike[str], storage_filesystem: Any) -> list[_Checkpoint]:
+    """Returns the checkpoints in a run's folder by the place of their first loader, ascending."""
+    filesystem, folder = open_folder(path, storage_filesystem)
+    found = []
+    for info in filesystem.get_file_info(pyarrow.fs.FileSelector(folder)):
+        if info.type is pyarrow.fs.FileType.Directory and info.base_name.startswith("checkpoint"):
+            try:
+                with filesystem.open_input_stream(f"{info.path}/{FILE_NAME}") as stream:
+                    states = states_in(stream.read())
+            except FileNotFoundError:  # num_to_keep= may have just deleted it
+                continue
+            found += [_Checkpoint((each["epoch"], each["position"]), info.base_name) for each in states[:1]]
+    return sorted(found)
