@@ -6,10 +6,13 @@ import functools
 import importlib
 import io
 import itertools
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -475,3 +478,24 @@ def test_ranks_that_nodes_bring_and_take_along_cost_no_row(labelled_uri: str, tm
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert each_row_once(rows, 8)
+
+
+def test_rollouts_are_learned_from_once_however_often_the_trainer_is_killed(tmp_path: Path) -> None:
+    """Their generators die and fail by themselves. A cursor of what was handed out loses what is under way."""
+    command = [sys.executable, "-m", "jobs.examples.rollouts", "--out", str(tmp_path), "--prompts", "150"]
+    policy = tmp_path / "policy.json"
+
+    def step() -> int:
+        return int(json.loads(policy.read_text())["step"]) if policy.exists() else -1
+
+    for _ in range(2):
+        before = step()
+        process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+        while process.poll() is None and step() <= before:
+            time.sleep(0.05)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    last = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)
+    assert last.returncode == 0, last.stdout + last.stderr
+    assert json.loads(policy.read_text())["learned"] == [1] * 150
