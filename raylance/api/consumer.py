@@ -89,7 +89,6 @@ class Consumer:
         self.is_bound_by_rank = self.is_resharded = False
         self._agreement: agreement.Agreement | None = None  # between the ranks, since the first pass
         self._moves: list[str] = []  # changes of weights that the ranks have not compared
-        self._compared = 0  # number of those that they have compared
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_agreement": None}  # another process makes its own
@@ -249,8 +248,8 @@ class Consumer:
         store = agreement.store_of(context.world_size) if moves and context.dp_size > 1 else None
         if store is None or context.is_elastic:
             return
-        self._compared += 1
-        agreement.compare_moves(store, context, f"{self.recorder.stem}/{self._compared}", "; ".join(moves))
+        name = f"{self.recorder.stem}/{self.cursor.delivery_spec.fingerprint}"
+        agreement.compare_moves(store, context, name, "; ".join(moves))
 
     def look_at_others(self, *, at_once: bool) -> None:
         """Raises ConfigError if the settings of another rank are known by now, and differ."""

@@ -125,12 +125,13 @@ class Agreement:
 
 
 def compare_moves(store: Any, context: ShardContext, name: str, said: str, patience_s: float = _PATIENCE_S) -> None:
-    """Compares what the ranks have changed between two steps. `name` is the loader's, with the number of the change.
+    """Compares what the ranks have changed between two steps. The changes of a loader, by its `name`, are numbered.
 
     Raises:
         ConfigError: If a rank has changed something else, or nothing within `patience_s`.
     """
-    where, begin, pause_s = f"raylance/moves/{name}", time.monotonic(), _FIRST_PAUSE_S
+    number = store.add(f"raylance/moves/{name}/count/{context.rank}", 1)
+    where, begin, pause_s = f"raylance/moves/{name}/{number}", time.monotonic(), _FIRST_PAUSE_S
     ranks = range(context.world_size)
     store.set(f"{where}/{context.rank}", said)
     missing = [*ranks]

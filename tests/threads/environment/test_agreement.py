@@ -142,7 +142,7 @@ def moved(said: Sequence[str | None]) -> list[str]:
         if given is None:
             return "not asked"
         try:
-            agreement.compare_moves(store, ShardContext(rank=rank, world_size=len(said)), "train/1", given, 0.5)
+            agreement.compare_moves(store, ShardContext(rank=rank, world_size=len(said)), "train", given, 0.5)
         except ConfigError as error:
             return str(error)
         return ""
