@@ -362,9 +362,6 @@ def _differences(name: str, saved: Any, current: Any) -> list[tuple[str, Any, An
             # The components are numbered, so the order of their names counts.
             if list(saved) != list(current):
                 return [("datasets of raylance.mix", list(saved), list(current))]
-            before, now = _weights(saved), _weights(current)
-            if before != now:
-                return [("weights of raylance.mix", before, now)]
         keys = sorted(set(saved) | set(current))
         return [found for key in keys for found in _differences(f"{name}.{key}", saved.get(key), current.get(key))]
     if saved == current:
@@ -382,12 +379,6 @@ def _are_alike(saved: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
     """Returns whether values are compared key by key: not those of settings of different classes."""
     of_settings = is_description(saved) or is_description(current)
     return not of_settings or saved.get(CLASS) == current.get(CLASS)
-
-
-def _weights(components: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the share of each component of a mixture, as users give weights."""
-    quotas = {name: part.get("quota") or 0 for name, part in components.items()}
-    return {name: round(quota / max(1, sum(quotas.values())), 6) for name, quota in quotas.items()}
 
 
 def _is_count(value: Any, least: int) -> TypeGuard[int]:
