@@ -358,10 +358,9 @@ def _differences(name: str, saved: Any, current: Any) -> list[tuple[str, Any, An
     if isinstance(saved, str) and is_description(current) and saved == in_words(current):
         return []  # the text of an earlier version, with a value that its reader does not know
     if isinstance(saved, Mapping) and isinstance(current, Mapping) and _are_alike(saved, current):
-        if name == "order.components":
-            # The components are numbered, so the order of their names counts.
-            if list(saved) != list(current):
-                return [("datasets of raylance.mix", list(saved), list(current))]
+        # The components are numbered, so the order of their names counts.
+        if name == "order.components" and list(saved) != list(current):
+            return [("datasets of raylance.mix", list(saved), list(current))]
         keys = sorted(set(saved) | set(current))
         return [found for key in keys for found in _differences(f"{name}.{key}", saved.get(key), current.get(key))]
     if saved == current:
