@@ -424,7 +424,7 @@ def write_schedule(schedule: tuple[tuple[int, Quotas], ...]) -> Any:
 def read_schedule(value: Any, components: int) -> tuple[tuple[int, Quotas], ...]:
     """Reads what `write_schedule` has returned. Raises ConfigError if it is damaged."""
     with _refusing("schedule", value):
-        found = [(_count(rows), _quotas(quotas, components)) for rows, quotas in _unpacked(value)]
+        found = [(_count(rows), _quotas(quotas, components)) for rows, quotas in unpacked(value)]
         if [rows for rows, _ in found] != sorted({rows for rows, _ in found}):
             raise ValueError("not ascending")
         return tuple(found)
@@ -447,7 +447,7 @@ def read_segments(value: Any, components: int) -> tuple[Segment, ...]:
     """Reads what `write_segments` has returned. Raises ConfigError if it is damaged."""
     with _refusing("segments", value):
         found = []
-        for fields in _unpacked(value):
+        for fields in unpacked(value):
             known = {
                 "quotas": _quotas(fields["quotas"], components),
                 "schedule": read_schedule(fields.get("schedule", []), components),
@@ -488,8 +488,16 @@ def _packed(values: list[Any]) -> Any:
     return {"packed": base64.b85encode(zlib.compress(json.dumps(values).encode(), 9)).decode()}
 
 
-def _unpacked(value: Any) -> list[Any]:
-    if isinstance(value, Mapping):
+def is_packed(value: Any) -> bool:
+    """Whether a value of a checkpoint is compressed. The same values may be compressed otherwise elsewhere."""
+    return isinstance(value, Mapping) and [*value] == ["packed"]
+
+
+def unpacked(value: Any) -> list[Any]:
+    """Returns a list of a checkpoint, which may be compressed. Raises ValueError, TypeError or zlib.error if it is
+    damaged.
+    """
+    if is_packed(value):
         value = json.loads(zlib.decompress(base64.b85decode(value["packed"])))
     if not isinstance(value, list):
         raise TypeError("not a list")

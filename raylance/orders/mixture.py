@@ -196,7 +196,7 @@ class MixOrder(Order):
         """
         named = check_weights("reweight()", weights, [part.name for part in self.components])
         quotas = shares_of(shares(named, self.row_costs))
-        last = [segment for segment in self.history if segment.place <= (epoch, position)][-1]
+        last = self.rule_at(epoch, position)
         move = Segment(epoch=epoch, position=position, quotas=quotas, stop=last.stop, reason=reason, is_move=True)
         return self.changed(move)
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeGuard
 
 from raylance.descriptions import CLASS, description_of, in_words, is_description
 from raylance.errors import ConfigError, StateError
+from raylance.orders.course import is_packed, unpacked
 from raylance.planning.step_size import CostLimit, Size
 
 logger = logging.getLogger(__name__)
@@ -357,13 +358,18 @@ def _differences(name: str, saved: Any, current: Any) -> list[tuple[str, Any, An
     """Returns differing values by dotted name. Dicts are compared key by key; "auto" agrees with every number."""
     if isinstance(saved, str) and is_description(current) and saved == in_words(current):
         return []  # the text of an earlier version, with a value that its reader does not know
-    if isinstance(saved, Mapping) and isinstance(current, Mapping) and _are_alike(saved, current):
+    if (
+        isinstance(saved, Mapping)
+        and isinstance(current, Mapping)
+        and _are_alike(saved, current)
+        and not is_packed(saved)
+    ):
         # The components are numbered, so the order of their names counts.
         if name == "order.components" and list(saved) != list(current):
             return [("datasets of raylance.mix", list(saved), list(current))]
         keys = sorted(set(saved) | set(current))
         return [found for key in keys for found in _differences(f"{name}.{key}", saved.get(key), current.get(key))]
-    if saved == current:
+    if saved == current or (is_packed(saved) and is_packed(current) and unpacked(saved) == unpacked(current)):
         return []
     may_lack = name.startswith("order.components.") and name.endswith(_OMITTED_IF_ALL)
     if "auto" in (saved, current) and name.startswith("order"):

@@ -1,8 +1,10 @@
 """The course of a mixture: its weights, its end and its datasets change, and what lies before a change does not."""
 
+import base64
 import dataclasses
 import itertools
 import json
+import zlib
 
 import numpy as np
 import pytest
@@ -14,6 +16,8 @@ from raylance.orders.course import Course, Segment, read_segments, stages_betwee
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Facts
 from raylance.orders.shuffles import RowShuffle
+from raylance.planning.cursor import Cursor
+from raylance.planning.delivery_spec import DeliverySpec
 from tests.helpers.orders import mix_of
 
 Dealing = list[tuple[int, int]]
@@ -158,6 +162,28 @@ def test_a_thousand_segments_take_few_bytes() -> None:
         place = {"epoch": number // 100, "position": 1_000_000 + number % 100 * 40_960}
         segments.append(Segment(**place, quotas=quotas, stop="first_exhausted", is_move=True, reason="losses"))
     assert len(json.dumps(write_segments(segments))) < 16_000
+
+
+def test_a_state_that_was_compressed_elsewhere_is_the_same() -> None:
+    """Other versions of the library compress otherwise."""
+    order = resolved(mix_of("all_exhausted", (RowShuffle(), 100, 3), (RowShuffle(), 50, 1), spread="tree"))
+    for position in range(1, 40):
+        order = order.moved(0, position, {"a": position, "b": 1}, "")
+    written = order.params()
+    values = zlib.decompress(base64.b85decode(written["segments"]["packed"]))
+    elsewhere = written | {"segments": {"packed": base64.b85encode(zlib.compress(values, 1)).decode()}}
+    assert elsewhere != written
+    assert order.adopt(elsewhere).after(elsewhere, 0, 41)[0] == order
+    fields = dict.fromkeys(("branch", "filter", "split", "columns", "decode", "transform", "codecs"))
+    of_each = {name: {"a": name, "b": name} for name in ("uri", "version", "identity")}
+    spec = DeliverySpec(
+        uri=of_each["uri"], rows=150, row_bytes=8.0, fingerprint="f", order=order, seed=0, remainder="drop",
+        empty_batches=False, masks_bad_rows=False,
+    )  # fmt: skip
+    cursor = Cursor(fields | of_each, spec)
+    state = cursor.state(8, 1)
+    cursor.load(dataclasses.replace(state, order=elsewhere).to_dict())
+    assert cursor.delivery_spec.order == order
 
 
 def test_a_line_is_cut_into_equal_parts() -> None:
