@@ -13,11 +13,12 @@ import pandas as pd
 from raylance.api.dataset import Dataset, opened_of
 from raylance.api.loader import RankLoader
 from raylance.arguments import check_integer
-from raylance.audit.selected import Step, Tally, parts_of
+from raylance.audit.selected import Part, Step, Tally, parts_of
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID, split_offsets
 from raylance.errors import ConfigError, StateError
+from raylance.orders.growth import Grown
 from raylance.orders.mixture import MixOrder
-from raylance.orders.permutation import Int64Array
+from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.cursor import Cursor
 from raylance.planning.delivery_spec import make_plan
 from raylance.planning.plan import Plan
@@ -198,7 +199,7 @@ class EpochAudit:
             delivered: The rows of each rank in each step, in the form that `by_plan` yields: from `by_stream` or from a
                 training loop. None counts the rows of `by_plan`.
         """
-        plan, tally = self.plan, Tally([part.selected() for part in self._parts])
+        plan, tally = self.plan, Tally([self._of_epoch(part) for part in self._parts])
         counts, steps, wrong = Counter(delivered=0, padding=0, masked=0), [0] * plan.dp_size, []
         for number, ranks in enumerate(self.by_plan() if delivered is None else delivered):
             parts = [step for step in ranks if step is not None]
@@ -293,6 +294,13 @@ class EpochAudit:
         components = which if isinstance(self._delivery_spec.order, MixOrder) else None
         return Step(offsets=own, real=positions < self.plan.rows_of(self.epoch), components=components)
 
+    def _of_epoch(self, part: Part) -> BoolArray:
+        """Returns which rows of a dataset Lance selects; those that the epoch has, if more were appended later."""
+        selected = part.selected()
+        if not isinstance(self._delivery_spec.order, Grown):
+            return selected
+        return selected & (np.cumsum(selected) <= self.plan.rows_of(self.epoch))
+
     def _rows(self, low: int, high: int) -> Iterator[Int64Array]:
         """Yields the rows at positions [low, high) in blocks."""
         for at in range(low, high, _BLOCK):
@@ -336,8 +344,9 @@ class EpochAudit:
         standings = self._delivery_spec.order.standings(self.epoch, end)
         for part, selected, times, draws in zip(self._parts, tally.selected, tally.times, drawn.times, strict=True):
             count, of = int(selected.sum()), f" of {part.name}" * bool(part.name)
-            if count != part.rows:
-                faults.append(f"Lance selects {count:,} rows{of}, the plan has {part.rows:,}")
+            planned = end if isinstance(self._delivery_spec.order, Grown) else part.rows
+            if count != planned:
+                faults.append(f"Lance selects {count:,} rows{of}, the plan has {planned:,}")
             # A mixture repeats a dataset only as a whole, so its rows come `passes` times, and some of them once more.
             passes, more = divmod(standings[part.name]["rows"] if standings else count, max(count, 1))
             least, most = (draws, draws) if part.order.repeats else (passes, passes + (more > 0))

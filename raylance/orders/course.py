@@ -258,13 +258,15 @@ class Dealt:
         before: How many rows each component has before each part: int64, (parts, components).
         end: Number of positions of the epoch.
         first_own: The number of each component's first own epoch in it.
+        rows_before: Number of positions of the epochs before it.
     """
 
     starts: Int64Array
     dealers: tuple[Dealer, ...]
     before: Int64Array
     end: int
-    first_own: tuple[int, ...]
+    first_own: tuple[int, ...] = ()
+    rows_before: int = 0
 
     def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Returns the component of each position, and how many rows the component has before it in the epoch."""
@@ -285,6 +287,10 @@ class Dealt:
         return [before + count for before, count in zip(self.before[part].tolist(), own, strict=True)]
 
 
+_Reached = tuple[int, int, tuple[int, ...]]
+"""An epoch, the rows of the run before it, and the components' first own epochs in it."""
+
+
 class Course:
     """How positions are dealt to components, in all epochs: by segments, each of which may have a schedule.
 
@@ -297,22 +303,39 @@ class Course:
         self._places = [segment.place for segment in segments]
         self._known: dict[int, Dealt] = {}
         # The furthest epoch that was found, with the rows before it and the components' first own epochs
-        self._reached = 0, 0, (0,) * len(rows)
+        self._reached: _Reached = 0, 0, (0,) * len(rows)
+
+    def extended(self, segment: Segment) -> "Course":
+        """Returns the course with one more segment, in a time that hardly grows with the number of segments."""
+        found = Course((*self._segments, segment), self._rows)
+        epoch, position = segment.place
+        before = self.epoch(epoch)
+        found._reached = epoch, before.rows_before, before.first_own
+        if 0 < position < before.end:
+            part = bisect.bisect_left(before.starts, position)
+            begun = before.starts[:part], before.dealers[:part], before.before[:part]
+            found._known[epoch] = found._deal_from(
+                segment, [], found._reached, position, before.counts(position), begun
+            )
+        return found
 
     def epoch(self, number: int) -> Dealt:
         """Returns how the positions of an epoch are dealt."""
         found = self._known.get(number)
         if found is None:
             found = self._find(number)
-            self._known[number] = found
-            for key in list(self._known)[:-_KEPT]:
-                self._known.pop(key, None)
+            self._keep(number, found)
         return found
+
+    def _keep(self, number: int, dealt: Dealt) -> None:
+        self._known[number] = dealt
+        for key in list(self._known)[:-_KEPT]:
+            self._known.pop(key, None)
 
     @property
     def last_change(self) -> int:
         """The first epoch from which on all have the same number of positions."""
-        return next(epoch for epoch, _, _, more in self._walk() if more is None)
+        return next(epoch for epoch, _, _, more in self._walk(self._reached) if more is None)
 
     def _find(self, number: int) -> Dealt:
         at = self._reached
@@ -322,12 +345,11 @@ class Course:
                 wraps = self._wraps(dealt)
                 self._reached = epoch, before, first_own
                 own = tuple(first + (number - epoch) * more for first, more in zip(first_own, wraps, strict=True))
-                return dataclasses.replace(dealt, first_own=own)
+                rows_before = before + (number - epoch) * dealt.end
+                return dataclasses.replace(dealt, first_own=own, rows_before=rows_before)
         raise AssertionError("epochs have no end")
 
-    def _walk(
-        self, begin: tuple[int, int, tuple[int, ...]] | None = None
-    ) -> Iterator[tuple[int, int, tuple[int, ...], int | None]]:
+    def _walk(self, begin: _Reached | None = None) -> Iterator[tuple[int, int, tuple[int, ...], int | None]]:
         """Yields epochs, the rows of the run before them, the components' first own epochs, and how many epochs from
         there on are alike; None for all.
         """
@@ -357,9 +379,27 @@ class Course:
 
     def _deal(self, epoch: int, rows: int, first_own: tuple[int, ...]) -> Dealt:
         """Returns how the positions of an epoch are dealt that `rows` of the run precede."""
+        known = self._known.get(epoch)
+        if known is not None:
+            return known
         at = bisect.bisect_right(self._places, (epoch, 0)) - 1
         later = [segment for segment in self._segments[at + 1 :] if segment.epoch == epoch]
-        segment, start, counts = self._segments[at], 0, [0] * len(self._rows)
+        begun = np.empty(0, np.int64), (), np.empty((0, len(self._rows)), np.int64)
+        return self._deal_from(self._segments[at], later, (epoch, rows, first_own), 0, [0] * len(self._rows), begun)
+
+    def _deal_from(
+        self,
+        segment: Segment,
+        later: list[Segment],
+        reached: _Reached,
+        start: int,
+        counts: list[int],
+        begun: tuple[Int64Array, tuple[Dealer, ...], Int64Array],
+    ) -> Dealt:
+        """Returns how the positions of an epoch are dealt, whose parts before `start` have `begun`; `later` are the
+        segments in it after `segment`, and `counts` the rows of each component before `start`.
+        """
+        _, rows, first_own = reached
         starts: list[int] = []
         dealers: list[Dealer] = []
         before: list[list[int]] = []
@@ -377,7 +417,8 @@ class Course:
             start = after
             while later and later[0].position <= start:
                 segment = later.pop(0)
-        return Dealt(np.array(starts), tuple(dealers), np.array(before), end, first_own)
+        parts = np.append(begun[0], starts), (*begun[1], *dealers), np.concatenate([begun[2], before])
+        return Dealt(*parts, end, first_own, rows)
 
     def _left(self, segment: Segment, quotas: Quotas, dealer: Dealer, counts: list[int], start: int) -> int:
         """Returns how many positions of an epoch are left from a part on, if its rule holds to the end."""
@@ -398,10 +439,19 @@ class Course:
         return found
 
 
-@functools.lru_cache(maxsize=16)
+_courses: dict[tuple[tuple[Segment, ...], tuple[int, ...]], Course] = {}  # the last ones that were asked for
+
+
 def course_of(segments: tuple[Segment, ...], rows: tuple[int, ...]) -> Course:
     """Returns the course of segments, for components of these rows each."""
-    return Course(segments, rows)
+    found = _courses.get((segments, rows))
+    if found is None:
+        before = _courses.get((segments[:-1], rows))
+        found = Course(segments, rows) if before is None else before.extended(segments[-1])
+        _courses[segments, rows] = found
+        for key in list(_courses)[:-_KEPT]:
+            _courses.pop(key, None)
+    return found
 
 
 def stages_between(

@@ -148,7 +148,7 @@ def deal_parts(rows: Sequence[int], starts: Sequence[int]) -> Dealt:
         left[number + 1 :] = [0] * (len(rows) - number - 1)
         dealers.append(deal_whole(tuple(left)))
         before.append(counts)
-    return Dealt(np.array(starts), tuple(dealers), np.array(before), sum(rows), ())
+    return Dealt(np.array(starts), tuple(dealers), np.array(before), sum(rows))
 
 
 def can_grow(order: Order, *, has_tables: bool) -> bool:
@@ -162,6 +162,7 @@ def as_recorded(order: Order, params: Mapping[str, Any]) -> Order:
     Raises:
         ConfigError: If these are damaged.
     """
+    order = ungrown(order)
     if params.get("name") != Grown.name:
         return order.dealt_as(params)
     try:
@@ -173,8 +174,16 @@ def as_recorded(order: Order, params: Mapping[str, Any]) -> Order:
         raise ConfigError(f"its growths are {str(params.get('growths'))[:200]!r}: {error}") from error
 
 
+def ungrown(order: Order) -> Order:
+    """Returns the order of all rows."""
+    return order.of if isinstance(order, Grown) else order
+
+
 def grow(order: Order, growth: Growth) -> Order:
-    """Returns an order with more rows from a place on."""
-    if isinstance(order, Grown):
-        return dataclasses.replace(order, growths=(*order.growths, growth))
-    return Grown(of=order, growths=(growth,), shard_rows=order.shard_rows)
+    """Returns an order with more rows from a place on. It takes the place of growths that were to come later."""
+    known = order.growths if isinstance(order, Grown) else ()
+    kept = tuple(each for each in known if each.place < growth.place)
+    if len(kept) < len(known):
+        first = known[len(kept)]
+        growth = dataclasses.replace(first, epoch=growth.epoch, position=growth.position)
+    return Grown(of=ungrown(order), growths=(*kept, growth), shard_rows=order.shard_rows)

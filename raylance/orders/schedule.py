@@ -28,8 +28,8 @@ class Schedule(Setting):
 
     Attributes:
         weights: By place, the weights of all datasets from there on, by name; 0 for a dataset that then hands out no
-            row. Before the first place, those of `mix` hold. A place is a number of rows that all ranks together were
-            handed since the run began, over all epochs, without rows that `remainder="drop"` leaves out.
+            row. Before the first place, those of `mix` hold. A place is a number of rows of all ranks together since
+            the run began, over all epochs; those that `remainder="drop"` leaves out at the end of an epoch count, too.
         curve: "stages": weights hold up to the next place. "linear": they change along a line from place to place, the
             first of which is the beginning of the run; the line is followed in 32 equal parts.
         unit_rows: Number of rows that a unit of the places stands for: 1 for rows; the global batch size for steps.
@@ -49,6 +49,8 @@ class Schedule(Setting):
             )
         for place, weights in self.weights.items():
             check_integer("Schedule(): a place in weights", place, 1)
+            if place * int(self.unit_rows) >= 2**63:
+                raise ConfigError(f"Schedule(): {place} · {self.unit_rows} rows are more than positions can count.")
             if not isinstance(weights, Mapping):
                 raise ConfigError(f"Schedule(): the weights from {place:,} on are {weights!r}; give a dict by name.")
 
@@ -65,7 +67,7 @@ class Schedule(Setting):
         knots = [(0, shares(first, row_costs))]
         for place in sorted(self.weights):
             named = check_weights(f"Schedule(): from {place:,} on", self.weights[place], [*first])
-            knots.append((place * self.unit_rows, shares(named, row_costs)))
+            knots.append((int(place) * int(self.unit_rows), shares(named, row_costs)))
         return tuple(self._changes(knots))
 
     def _changes(self, knots: Sequence[tuple[int, Sequence[Fraction]]]) -> Iterator[tuple[int, Quotas]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from raylance.arguments import check_integer
 from raylance.errors import ConfigError
-from raylance.orders.growth import Growth, as_recorded, can_grow, grow
+from raylance.orders.growth import Growth, as_recorded, can_grow, grow, ungrown
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import WINDOW_BYTES
 from raylance.orders.permutation import Int64Array
@@ -50,6 +50,7 @@ class Cursor:
         `versions` is the `RowSource` of the rows.
         """
         self._origin, self.delivery_spec, self._versions = origin, delivery_spec, versions
+        self._given = delivery_spec.order  # before a pass or a state has filled in its sizes, or changed it
         self._rows_of: Mapping[str, Any] | None = None
         self.epoch = self.position = self.step = self.global_step = 0
         self.holder: object = None
@@ -250,10 +251,11 @@ class Cursor:
         Raises:
             StateError: If the state is damaged, too old or too new, or belongs to other rows or another order.
         """
-        saved, before = parse_state(state), self.delivery_spec
+        saved, present = parse_state(state), self.delivery_spec
+        before = dataclasses.replace(present, order=self._given)
         with _damaging():
-            self.delivery_spec = dataclasses.replace(before, order=as_recorded(before.order, saved.order))
-        may_grow = before.on_new_version != "refuse" and can_grow(before.order, has_tables=bool(before.tables))
+            self.delivery_spec = dataclasses.replace(before, order=as_recorded(self._given, saved.order))
+        may_grow = before.on_new_version != "refuse" and can_grow(ungrown(self._given), has_tables=bool(before.tables))
         try:
             moved = check_state(saved, self.state(None, 1), self._versions, may_grow=may_grow)
             with _damaging():
@@ -261,10 +263,12 @@ class Cursor:
             saved = _continue(saved, dataclasses.replace(self.delivery_spec, order=recorded, rows=saved.rows))
             spec = _adopt(before if isinstance(before.order, MixOrder) else self.delivery_spec, saved)
         finally:
-            self.delivery_spec = before
+            self.delivery_spec = present
         order, change = spec.order.after(saved.order, saved.epoch, saved.position)
         if moved.has_grown:
             order = grow(order, _growth(saved, before.on_new_version))
+        elif moved.has_other_rows:  # positions of earlier epochs would mean other rows
+            order = ungrown(order)
         spec, self._rows_of = dataclasses.replace(spec, order=order), moved.rows_of
         if change:
             logger.warning(

@@ -256,11 +256,13 @@ class Moved:
     Attributes:
         rows_of: The field `rows_of` of the loader's next states.
         has_grown: Whether rows were appended since, in the middle of an epoch.
+        has_other_rows: Whether the epoch begins with other rows.
         fields: Fields that may differ.
     """
 
     rows_of: Mapping[str, Any] | None = None
     has_grown: bool = False
+    has_other_rows: bool = False
     fields: tuple[str, ...] = ()
 
 
@@ -338,7 +340,7 @@ def _moved_on(saved: State, current: State, versions: Versions, *, may_grow: boo
     if not (is_later and isinstance(saved.uri, str)):
         return Moved(saved.rows_of)
     if not saved.position:
-        return Moved(fields=_MAY_GROW)
+        return Moved(has_other_rows=True, fields=_MAY_GROW)
     if may_grow and versions.has_grown_from(*version, saved.rows, saved.fingerprint):
         return Moved(has_grown=True, fields=_MAY_GROW)
     return Moved(saved.rows_of)

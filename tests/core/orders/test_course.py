@@ -142,6 +142,25 @@ def test_a_change_leaves_what_lies_before_it(
         assert number == epoch or old.end == new.end
 
 
+@given(history=histories(8), data=st.data())
+def test_a_course_that_is_extended_is_that_of_all_its_segments(
+    history: tuple[tuple[Segment, ...], tuple[int, ...]], data: st.DataObject
+) -> None:
+    segments, rows = history
+    course = Course(segments[:1], rows)
+    for count in range(2, len(segments) + 1):
+        for epoch in data.draw(st.lists(st.integers(0, 7), max_size=3)):
+            course.epoch(epoch)
+        course = course.extended(segments[count - 1])
+        whole = Course(segments[:count], rows)
+        for epoch in data.draw(st.lists(st.integers(0, 7), max_size=4)):
+            one, other = course.epoch(epoch), whole.epoch(epoch)
+            assert (one.end, one.first_own, one.rows_before) == (other.end, other.first_own, other.rows_before)
+            positions = np.arange(one.end)
+            np.testing.assert_array_equal(one.place(positions), other.place(positions))
+        assert course.last_change >= whole.last_change
+
+
 @given(history=histories(40))
 def test_segments_are_read_as_they_were_written(history: tuple[tuple[Segment, ...], tuple[int, ...]]) -> None:
     segments, rows = history
