@@ -5,9 +5,11 @@ import dataclasses
 import importlib
 import json
 import os
+import re
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -72,9 +74,10 @@ class Leases:
     done, the first one counts, and `done` returns False for the other one.
 
     In a Ray job, all objects with one folder and name share one actor; it is made again when it has died. Without Ray,
-    the object works in its own process. Both write what is handed out and done to a file in the folder of the run,
-    before a call returns. Another job continues from this file; to return to a checkpoint of the model, use
-    `state_dict` and `load_state_dict`.
+    those of one process share their work, and only one process at a time may have some. What is handed out and done is
+    written to a file in the folder of the run before a call returns. Another job continues from this file, also with
+    what `raylance.mix` and `raylance.runs.Newest` allow to change: that holds for rows that were not handed out yet. To
+    return to a checkpoint of the model, use `state_dict` and `load_state_dict`.
     """
 
     def __init__(
@@ -114,10 +117,10 @@ class Leases:
         for what, number in (("most_attempts", most_attempts), ("epochs", epochs)):
             if number is not None:
                 check_integer(f"Leases(): {what}", number, 1)
-        if lease_s is not None and not lease_s > 0:
+        if lease_s is not None and (not isinstance(lease_s, int | float) or not lease_s > 0):
             raise ConfigError(f"Leases(): lease_s={lease_s!r}; give a positive number of seconds, or None.")
-        if not (isinstance(name, str) and name and "/" not in name):
-            raise ConfigError(f"Leases(): name={name!r}; give a name that a file can have.")
+        if not (isinstance(name, str) and re.fullmatch(r"[\w.-]{1,100}", name)):
+            raise ConfigError(f"Leases(): name={name!r}; give a name of letters, digits, '.', '-' and '_', up to 100.")
         filesystem, path = open_folder(folder, storage_filesystem)
         self._spec = opened_of(dataset)
         self._given = (RecordFolder(filesystem, f"{path}/{FOLDER}"), name, most_ahead, lease_s, most_attempts, epochs)
@@ -125,7 +128,7 @@ class Leases:
         self._desk: Any = None
         self._session = ""  # in which it is
         self._lookup: Lookup | None = None
-        self._call("check", self._spec.delivery.fingerprint, self._given[2:])  # also raises errors of the file
+        self._call("check", _settings_of(self._spec, self._given[2:]))  # also raises errors of the file
 
     def __getstate__(self) -> dict[str, Any]:
         if not ray_session():
@@ -151,6 +154,8 @@ class Leases:
             HelperError: If the actor cannot be reached or made again.
         """
         check_integer("lease(): rows", rows, 1)
+        if not isinstance(wait_s, int | float):
+            raise ConfigError(f"lease(): wait_s={wait_s!r}; give a number of seconds.")
         begin, pause_s = time.monotonic(), _PAUSES_S[0]
         tickets, epochs, draws = self._call("lease", rows)
         while not len(tickets) and time.monotonic() < begin + wait_s and not self.progress().is_over:
@@ -211,7 +216,7 @@ class Leases:
         Raises:
             StateError: If the state is damaged, or belongs to other rows or another order.
         """
-        self._call("load_state_dict", dict(state))
+        self._call("load_state_dict", dict(state) if isinstance(state, Mapping) else state)
 
     def prove(self) -> str:
         """Compares the rows that were reported as done with the plan; takes about a microsecond a row.
@@ -231,7 +236,10 @@ class Leases:
         if session != self._session:  # Ray was started or ended meanwhile
             self._desk, self._session = None, session
         if not session:
-            self._desk = self._desk or LeaseDesk(self._spec, *self._given, session="")
+            if self._desk is None:
+                with _opening:  # objects of one process share it
+                    self._desk = _desks.get(self._key) or LeaseDesk(self._spec, *self._given, session="")
+                    _desks[self._key] = self._desk
             return getattr(self._desk, method)(*arguments)
         ray = importlib.import_module("ray")
         call_id, begin = uuid.uuid4().hex, time.monotonic()
@@ -257,6 +265,10 @@ class Leases:
         return actor.remote(self._spec, *self._given, session=session)
 
 
+_desks: "weakref.WeakValueDictionary[str, LeaseDesk]" = weakref.WeakValueDictionary()
+_opening = threading.Lock()
+
+
 class LeaseDesk:
     """The book of leases with its file; one actor, or an object of one process. Its methods may run at once."""
 
@@ -272,36 +284,53 @@ class LeaseDesk:
         *,
         session: str,
     ) -> None:
-        """Reads the file, if there is one. Leases of the same session stay out; others are handed out again."""
-        self._folder, self._file, self._session = folder, f"leases-{name}.json", session
-        self._selection = spec.read.source.load_selection()
-        self._cursor = Cursor(spec.read.origin, spec.delivery, spec.read.source)
-        plan = self._cursor.plan(size=1, dp_size=1, reader_bytes=Options().reader_bytes)
-        self._cursor.follow(plan)
-        self._order, self._ends = plan.order, [0]  # the number of tickets before each epoch
-        rows = None if epochs is None else self._before(epochs)
-        self._settings = spec.delivery.fingerprint, (most_ahead, lease_s, most_attempts, epochs)
-        limits: dict[str, Any] = {"lease_s": lease_s, "most_attempts": most_attempts, "rows": rows}
-        self._book = LeaseBook(most_ahead=most_ahead, **limits)
-        self._lock, self._writing = threading.Lock(), threading.Lock()
+        """Opens nothing yet: an error here would be the death of an actor, and no answer."""
+        self._spec, self._folder, self._file, self._session = spec, folder, f"leases-{name}.json", session
+        self._epochs, self._settings = epochs, _settings_of(spec, (most_ahead, lease_s, most_attempts, epochs))
+        self._book = LeaseBook(most_ahead=most_ahead, lease_s=lease_s, most_attempts=most_attempts)
+        self._cursor: Cursor | None = None
+        self._lock, self._writing = threading.RLock(), threading.Lock()
         self._changes = self._written = 0
         self._answered: dict[str, Any] = {}  # the last answers by call, because an answer may be lost
         self._leases: dict[str, int] = {}  # the leases of the last calls, also of an actor that has died
-        if (content := self._read()) is not None:
-            found = read_book(content)
-            self._cursor.load(found["loader"])
-            self._book.restore(found["book"], keeps_leases=bool(session) and found.get("session") == session)
-            self._leases = dict(found["leases"])
+
+    def _open(self) -> Cursor:
+        """Reads the file, if there is one. Leases of the same session stay out; others are handed out again."""
+        if self._cursor is None:
+            self._selection, content = self._spec.read.source.load_selection(), self._read()
+            found = None if content is None else read_book(content)
+            cursor = self._at(None if found is None else found["loader"])
+            if found is not None:
+                self._book.restore(
+                    found["book"], keeps_leases=bool(self._session) and found["session"] == self._session
+                )
+                self._leases = found["leases"]
+            self._cursor = cursor
+        return self._cursor
+
+    def _at(self, state: Mapping[str, Any] | None) -> Cursor:
+        """Returns a cursor at a state of a loader, and takes the order from it: the place of the state is that of the
+        first ticket that was never handed out, so that what may change at a restart changes there.
+        """
+        cursor = Cursor(self._spec.read.origin, self._spec.delivery, self._spec.read.source)
+        if state is not None:
+            cursor.load(state)
+        plan = cursor.plan(size=1, dp_size=1, reader_bytes=Options().reader_bytes)
+        cursor.follow(plan)
+        self._order, self._ends = plan.order, [0]  # the number of tickets before each epoch
+        self._book.rows = None if self._epochs is None else self._before(self._epochs)
+        return cursor
 
     # Calls.
 
-    def check(self, fingerprint: str, limits: tuple[Any, ...], call_id: str = "") -> None:
+    def check(self, settings: tuple[Any, ...], call_id: str = "") -> None:
         """Raises ConfigError if another process has opened the leases with other settings."""
-        if (fingerprint, limits) != self._settings:
+        with self._lock:
+            self._open()
+        if settings != self._settings:
             raise ConfigError(
-                f"Leases(): another process has opened {self._file!r} with most_ahead, lease_s, most_attempts, epochs "
-                f"{self._settings[1]} for the rows {self._settings[0]}, and this one gives {limits} for {fingerprint}. "
-                "Give the same dataset and arguments in all processes, or another name=."
+                f"Leases(): another process has opened {self._file!r} with other settings: {self._settings}, and this "
+                f"one gives {settings}. Give the same dataset and arguments in all processes, or another name=."
             )
 
     def lease(self, rows: int, call_id: str = "") -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -332,21 +361,24 @@ class LeaseDesk:
     def progress(self, call_id: str = "") -> LeaseProgress:
         """See `Leases.progress`."""
         with self._lock:
+            self._open()
             self._book.expire(time.time())
             return self._book.progress()
 
     def state_dict(self, call_id: str = "") -> dict[str, Any]:
         """See `Leases.state_dict`."""
         with self._lock:
+            self._open()
             return {"format": 1, "loader": self._loader_state(), "book": self._book.to_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any], call_id: str = "") -> None:
         """See `Leases.load_state_dict`."""
-        if state.get("format") != 1 or not {"loader", "book"} <= {*state}:
-            raise StateError(f"this is not a state of leases: its keys are {sorted(state)}. Give that of state_dict().")
+        if not isinstance(state, Mapping) or state.get("format") != 1 or not {"loader", "book"} <= {*state}:
+            raise StateError("this is not a state of leases. Give what state_dict() has returned.")
 
         def change() -> None:
-            self._cursor.load(state["loader"])
+            self._book.check(state["book"])  # before anything is changed
+            self._cursor = self._at(state["loader"])
             self._book.load(state["book"])
 
         self._changed(change, call_id)
@@ -354,6 +386,7 @@ class LeaseDesk:
     def prove(self, call_id: str = "") -> str:
         """See `Leases.prove`."""
         with self._lock:
+            self._open()
             progress, digest = self._book.progress(), self._book.digest
             after, given_up = self._book.done_after_frontier(), np.array(self._book.given_up, dtype=np.int64)
         planned = Digest()
@@ -396,16 +429,17 @@ class LeaseDesk:
         return found
 
     def _loader_state(self) -> dict[str, Any]:
-        """Returns the state of a loader at the frontier, which says what the tickets refer to."""
-        epochs, positions = self._places(np.array([self._book.frontier], dtype=np.int64))
-        self._cursor.epoch, self._cursor.position = int(epochs[0]), int(positions[0])
-        return self._cursor.state(1, 1).to_dict()
+        """Returns the state of a loader at the first ticket that was never handed out; see `_at`."""
+        cursor, (epochs, positions) = self._open(), self._places(np.array([self._book.next], dtype=np.int64))
+        cursor.epoch, cursor.position = int(epochs[0]), int(positions[0])
+        return cursor.state(1, 1).to_dict()
 
     # The file.
 
     def _changed(self, change: Callable[[], T], call_id: str) -> T:
         """Makes a change, and returns its result once the file has it. A repeated call gets its first answer."""
         with self._lock:
+            self._open()
             if call_id in self._answered:
                 found: T = self._answered[call_id]
             else:
@@ -437,8 +471,17 @@ class LeaseDesk:
         return None
 
 
+def _settings_of(spec: Opened, limits: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns what must be the same in all processes that open some leases."""
+    delivery = spec.delivery
+    return delivery.fingerprint, delivery.seed, json.dumps(delivery.order.params(), sort_keys=True), limits
+
+
 def _checked(call: str, tickets: npt.ArrayLike) -> Int64Array:
-    found = np.asarray(tickets)
+    try:
+        found = np.asarray(tickets)
+    except ValueError as error:
+        raise ConfigError(f"{call}: the tickets are no array ({error}); give those of a lease, (n, 3).") from error
     if found.size == 0:
         return np.empty((0, 3), dtype=np.int64)
     if found.ndim != 2 or found.shape[1] != 3 or found.dtype.kind not in "iu":

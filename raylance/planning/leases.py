@@ -57,9 +57,11 @@ class LeaseBook:
     holders may repeat a call whose answer was lost.
     """
 
-    def __init__(self, *, most_ahead: int, lease_s: float | None, most_attempts: int | None, rows: int | None) -> None:
+    def __init__(
+        self, *, most_ahead: int, lease_s: float | None, most_attempts: int | None, rows: int | None = None
+    ) -> None:
         """Begins with no ticket handed out; there are `rows` tickets, or any number."""
-        self._most_ahead, self._lease_s, self._most_attempts, self._rows = most_ahead, lease_s, most_attempts, rows
+        self._most_ahead, self._lease_s, self._most_attempts, self.rows = most_ahead, lease_s, most_attempts, rows
         self.frontier, self.next, self._base, self._next_lease = 0, 0, 0, 0
         self.given_up: list[int] = []
         self.digest = Digest()  # of the rows that are done
@@ -79,8 +81,8 @@ class LeaseBook:
         self.expire(now)
         again = self._base + np.flatnonzero(self._status == _Status.WAITING)[:rows]
         last = self.frontier + self._most_ahead
-        if self._rows is not None:
-            last = min(last, self._rows)
+        if self.rows is not None:
+            last = min(last, self.rows)
         fresh = np.arange(self.next, max(self.next, min(last, self.next + rows - len(again))), dtype=np.int64)
         self._grow(len(fresh))
         numbers, lease = np.concatenate([again, fresh]), self._next_lease
@@ -166,7 +168,7 @@ class LeaseBook:
             out=int(counts[_Status.OUT]),
             waiting=int(counts[_Status.WAITING]),
             given_up=len(self.given_up),
-            is_over=self._rows is not None and self.frontier == self._rows,
+            is_over=self.rows is not None and self.frontier >= self.rows,
         )
 
     def done_after_frontier(self) -> Int64Array:
@@ -187,31 +189,39 @@ class LeaseBook:
             "next_lease": self._next_lease,
         }
 
-    def load(self, saved: Mapping[str, Any]) -> None:
-        """Returns to what was done in a checkpoint. Leases of before stay known by number, and their tickets count
-        when they are done, unless another lease was first.
+    def check(self, saved: Mapping[str, Any]) -> tuple[int, BoolArray, list[int], Digest, int]:
+        """Reads what `to_dict` has returned: the frontier; which tickets from there on are done, bool; which were given
+        up; the digest; and the number of the next lease.
 
         Raises:
-            StateError: If `saved` is damaged.
+            StateError: If it is damaged.
         """
         try:
-            frontier, after = int(saved["frontier"]), int(saved["next"])
-            done = np.unpackbits(_unpack(saved["done"], np.uint8), count=max(0, after - frontier)).astype(np.bool_)
-            given_up = [int(each) for each in saved["given_up"]]
-            rows, hashed, padding = map(int, saved["digest"])
-            next_lease = int(saved["next_lease"])
+            frontier, after, next_lease = (_count(saved[name]) for name in ("frontier", "next", "next_lease"))
+            bits = _unpack(saved["done"], np.uint8)
+            if not frontier <= after <= frontier + 8 * len(bits):
+                raise ValueError(f"frontier {frontier}, next {after}")
+            done = np.unpackbits(bits, count=after - frontier).astype(np.bool_)
+            given_up = [_count(each) for each in saved["given_up"]]
+            if given_up and max(given_up) >= after:
+                raise ValueError(f"ticket {max(given_up)} was given up")
+            rows, hashed, padding = map(_count, saved["digest"])
         except (KeyError, TypeError, ValueError, zlib.error) as error:
             raise StateError(f"the state of leases is damaged ({error!r}). Use an earlier checkpoint.") from error
-        if not 0 <= frontier <= after or len(done) != after - frontier:
-            raise StateError(f"the state of leases is damaged: frontier {frontier}, next {after}. Use an earlier one.")
+        return frontier, done, given_up, Digest(rows=rows, hash=hashed, padding=padding), next_lease
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Returns to what was done in a checkpoint. Leases of before stay known by number, and their tickets count
+        when they are done, unless another lease was first. Raises StateError if it is damaged.
+        """
+        frontier, done, self.given_up, self.digest, next_lease = self.check(saved)
         self.frontier = self._base = self.next = frontier
-        self.given_up, self.digest = given_up, Digest(rows=rows, hash=hashed, padding=padding)
         self._next_lease = max(self._next_lease, next_lease)
         self._status, self._holder = np.empty(0, dtype=np.uint8), np.empty(0, dtype=np.int64)
         self._since, self._failures = np.empty(0), np.empty(0, dtype=np.int32)
-        self._grow(after - frontier)
+        self._grow(len(done))
         self._status[done] = _Status.DONE
-        over = np.array([each - frontier for each in given_up if each >= frontier], dtype=np.int64)
+        over = np.array([each - frontier for each in self.given_up if each >= frontier], dtype=np.int64)
         self._status[over] = _Status.GIVEN_UP
 
     def snapshot(self) -> dict[str, Any]:
@@ -231,11 +241,20 @@ class LeaseBook:
             self._status = _unpack(snapshot["status"], np.uint8)
             self._holder, self._since = _unpack(snapshot["holder"], np.int64), _unpack(snapshot["since"], np.float64)
             self._failures = _unpack(snapshot["failures"], np.int32)
+            sizes = {len(each) for each in (self._status, self._holder, self._since, self._failures)}
+            if sizes != {self.next - self._base} or self._status.max(initial=0) > _Status.GIVEN_UP:
+                raise ValueError(f"arrays of {sizes}")
         except (KeyError, TypeError, ValueError, zlib.error) as error:
             raise StateError(f"the file of leases is damaged ({error!r}). Give another name=.") from error
         if not keeps_leases:
             self._status[self._status == _Status.OUT] = _Status.WAITING
         return self
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**64:
+        raise ValueError(f"{value!r} is not a count")
+    return value
 
 
 def _pack(values: npt.NDArray[Any]) -> str:
@@ -250,8 +269,10 @@ def read_book(content: bytes) -> dict[str, Any]:
     """Reads the content of a file of leases. Raises StateError if it is damaged."""
     try:
         found = json.loads(content)
-        if not isinstance(found, dict):
-            raise TypeError(f"a {type(found).__name__}")
+        if not isinstance(found, dict) or not {"session", "loader", "book", "leases"} <= {*found}:
+            raise TypeError("not what was written")
+        if not isinstance(found["leases"], dict) or not isinstance(found["book"], dict):
+            raise TypeError("its books are missing")
     except (TypeError, ValueError) as error:
         raise StateError(f"the file of leases is damaged ({error}). Give another name=, or remove it.") from error
     return found

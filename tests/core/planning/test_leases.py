@@ -98,8 +98,8 @@ class Leasing(RuleBasedStateMachine):
 
     @rule(keeps_leases=st.booleans())
     def made_again(self, keeps_leases: bool) -> None:
-        written = json.dumps(self.book.snapshot()).encode()
-        self.book = book(**self.settings).restore(read_book(written), keeps_leases=keeps_leases)
+        written = json.loads(json.dumps(self.book.snapshot()))
+        self.book = book(**self.settings).restore(written, keeps_leases=keeps_leases)
         if not keeps_leases:
             self.old, self.held = self.old + self.held, []
 
@@ -139,8 +139,8 @@ class Leasing(RuleBasedStateMachine):
             self.now += 10
             if self.book.frontier >= end:
                 break
-            written = json.dumps(self.book.snapshot()).encode()
-            self.book = book(**self.settings).restore(read_book(written), keeps_leases=False)
+            written = json.loads(json.dumps(self.book.snapshot()))
+            self.book = book(**self.settings).restore(written, keeps_leases=False)
             numbers, lease = self.book.lease(4, self.now)
             for number in numbers.tolist():
                 assert number not in self.counted

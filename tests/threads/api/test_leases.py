@@ -3,10 +3,11 @@
 import json
 import pickle
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -52,6 +53,8 @@ def test_another_object_continues_from_the_file(dataset: raylance.Dataset, tmp_p
     first = Leases(dataset, tmp_path)
     one, two = first.lease(6), first.lease(6)
     first.done(one.tickets[1:])
+    assert Leases(dataset, str(tmp_path)).progress().out == 7, "objects of one process share their work"
+    del first  # as if its process had ended
     second = Leases(dataset, str(tmp_path))
     progress = second.progress()
     assert (progress.frontier, progress.done, progress.waiting, progress.out) == (0, 5, 7, 0)
@@ -83,6 +86,7 @@ def test_failures_come_first_and_are_given_up_at_last(dataset: raylance.Dataset,
     leases = Leases(dataset, tmp_path, most_attempts=2, most_ahead=4)
     seen = Counter[int]()
     bad = int(leases.lease(1).rows["id"][0])
+    del leases
     leases = Leases(dataset, tmp_path, most_attempts=2, most_ahead=4)
     for _ in range(6):
         lease = leases.lease(4)
@@ -150,10 +154,91 @@ def test_what_cannot_be_honoured_is_refused(dataset: raylance.Dataset, uri: str,
     with pytest.raises(StateError):
         leases.load_state_dict({"format": 2})
     other = raylance.dataset(uri, order="row", seed=4)
-    with pytest.raises(StateError):
+    with pytest.raises(ConfigError):
         Leases(other, tmp_path)
     with pytest.raises(StateError):
         Leases(other, tmp_path / "new").load_state_dict(leases.state_dict())
-    (tmp_path / "raylance" / "leases-leases.json").write_text("{")
+    del leases
     with pytest.raises(StateError):
-        Leases(dataset, tmp_path)
+        Leases(other, tmp_path)
+
+
+def damaged(path: Path) -> Iterator[str]:
+    """The file of some leases, damaged in many ways."""
+    found = json.loads(path.read_text())
+    yield from ("", "[]", "{", "{}", json.dumps({"session": "", "loader": found["loader"]}))
+    for name, value in (("frontier", -1), ("next", 10**15), ("done", "x"), ("given_up", [99999]), ("digest", [1])):
+        yield json.dumps(found | {"book": found["book"] | {name: value}})
+    for name in ("status", "holder", "since", "failures"):
+        yield json.dumps(found | {"book": found["book"] | {name: found["book"]["done"]}})
+    yield json.dumps(found | {"leases": [1]})
+
+
+def test_a_damaged_file_or_state_is_refused_and_changes_nothing(dataset: raylance.Dataset, tmp_path: Path) -> None:
+    leases = Leases(dataset, tmp_path)
+    leases.done(leases.lease(20).tickets[3:9])
+    state = leases.state_dict()
+    for wrong in (None, {}, state | {"book": {}}, state | {"book": state["book"] | {"given_up": [999]}}):
+        with pytest.raises(StateError):
+            leases.load_state_dict(wrong)  # type: ignore[arg-type]
+    assert leases.state_dict() == state
+    del leases
+    path = tmp_path / "raylance" / "leases-leases.json"
+    for text in damaged(path):
+        path.write_text(text)
+        with pytest.raises(StateError):
+            Leases(dataset, tmp_path)
+
+
+def drained(leases: Leases, rows: int = 16) -> list[int]:
+    """Takes and finishes what is left."""
+    found = list[int]()
+    while len(lease := leases.lease(rows)):
+        assert leases.done(lease.tickets).all()
+        found += lease.rows["id"].tolist()
+    return found
+
+
+def test_what_changes_at_a_restart_holds_for_rows_that_were_not_handed_out(
+    dataset: raylance.Dataset, write_dataset: Callable[..., str], tmp_path: Path
+) -> None:
+    other = raylance.dataset(write_dataset(pa.table({"id": np.arange(100, 150), "prompt": ["x"] * 50})), order="row")
+    leases = Leases(raylance.mix({"a": (dataset, 3), "b": (other, 1)}, stop=60), tmp_path)
+    one = leases.lease(20)
+    leases.done(one.tickets[:12])
+    del leases
+    leases = Leases(raylance.mix({"a": (dataset, 1), "b": (other, 1)}, stop=60), tmp_path)
+    again, new = leases.lease(8), leases.lease(20)
+    assert again.rows["id"].tolist() == one.rows["id"][12:].tolist()
+    assert sum(new.rows["id"] >= 100) == 10
+    assert leases.done(np.concatenate([new.tickets, again.tickets])).all()
+    leases.prove()
+
+
+@pytest.mark.parametrize("when", ["now", "next_epoch"])
+def test_rows_that_are_appended_are_handed_out(write_dataset: Callable[..., str], tmp_path: Path, when: Any) -> None:
+    uri, found = write_dataset(pa.table({"id": np.arange(60)})), list[int]()
+    for number in range(3):
+        data = raylance.dataset(uri, version=raylance.runs.Newest(when=when), order="window", seed=1)
+        leases = Leases(data, tmp_path, epochs=2)
+        found += [] if number else leases.lease(5).rows["id"][:0].tolist()
+        lease = leases.lease(25)
+        leases.done(lease.tickets)
+        found += lease.rows["id"].tolist()
+        if number < 2:
+            del leases
+            ids = np.arange(60 + 20 * number, 80 + 20 * number)
+            lance.write_dataset(pa.table({"id": ids}), uri, mode="append")
+    found += drained(leases)
+    first = 100 if when == "now" else 60 if len(found) == 160 else 80
+    assert sorted(found[:first]) == [*range(first)]
+    assert sorted(found[first:]) == [*range(100)]
+    leases.prove()
+    assert leases.progress().is_over
+
+
+def test_fewer_epochs_than_are_done_are_over(dataset: raylance.Dataset, tmp_path: Path) -> None:
+    assert len(drained(Leases(dataset, tmp_path, epochs=2))) == 2 * ROWS
+    leases = Leases(dataset, tmp_path, epochs=1)
+    assert leases.progress().is_over
+    assert len(leases.lease(3)) == 0
