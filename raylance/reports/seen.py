@@ -18,7 +18,7 @@ from raylance.orders.order import Resolved
 from raylance.orders.permutation import Int64Array
 from raylance.planning.history import line_of_history
 from raylance.planning.plan import Plan
-from raylance.planning.state import FILE_NAME, states_in
+from raylance.planning.state import FILE_NAME, states_in, subject_of
 from raylance.planning.step_size import CostLimit
 from raylance.reports.proving import Plans, groups_of, histories_of
 from raylance.reports.reading import LoaderRecord, read_run
@@ -45,7 +45,8 @@ def seen(
     """Finds where a run's training functions were handed some rows; for example rows that turn out to be bad, or that
     must be forgotten. Takes about a microsecond for each row that the run was handed, however many are asked for.
 
-    Rows of steps that were rolled back do not count: the present model was not trained on them.
+    Rows of steps that were rolled back do not count: the present model was not trained on them. Positions that came
+    again, by `set_epoch` or another loader without a state, are listed once.
 
     Args:
         path: The run's folder, <storage path>/<run name>, as a path or URI.
@@ -58,7 +59,8 @@ def seen(
     Returns:
         A row for each time that a row was handed out, in this order: `row_offset`, `epoch`, `position`, `step` in the
         epoch, `rank` (the data-parallel rank, -1 if a `Balance` has chosen it), and `checkpoint`: the first checkpoint
-        in the folder whose model was trained on it, "" if there is none.
+        in the folder whose model was trained on it, "" if there is none. Checkpoints of steps that were rolled back are
+        left out.
 
     Raises:
         ConfigError: If `path` holds no record of the run; if `dataset` or `component` is missing or unknown; or if the
@@ -76,8 +78,11 @@ def seen(
     number = names.index(component) if component in names else component
     if not isinstance(number, int) or not 0 <= number < max(1, len(names)):
         raise ConfigError(f"seen(component={component!r}): the run's datasets are {names}. Give one of their names.")
-    wanted = np.unique(join_offsets(number, np.asarray(offsets, dtype=np.int64).reshape(-1)))
-    plans, checkpoints = Plans(records, changes, None), _checkpoints(path, storage_filesystem)
+    asked = np.asarray(offsets).reshape(-1)
+    if asked.size and asked.dtype.kind not in "iu":
+        raise ConfigError(f"seen({offsets!r}): give row offsets, a list of integers.")
+    wanted = np.unique(join_offsets(number, asked.astype(np.int64)))
+    plans, checkpoints = Plans(records, changes, None), _checkpoints(path, storage_filesystem, records)
     found: list[tuple[int, int, int, int, int, str]] = []
     for histories in histories_of(records).values():
         for line in line_of_history(histories):
@@ -108,12 +113,13 @@ def _hits(expected: Any, epoch: int, low: int, high: int, wanted: Int64Array) ->
 
 def _start_at(records: Sequence[LoaderRecord], place: Place) -> LoaderRecord:
     """Returns a record of the start that handed out the rows at a place: the last one that began before it."""
+    return [record for record in sorted(records, key=lambda each: each.begun_s) if _place_of(record) <= place][-1]
 
-    def place_of(record: LoaderRecord) -> Place:
-        begun = _begun(record)
-        return begun["epoch"], begun["position"]
 
-    return [record for record in sorted(records, key=lambda each: each.begun_s) if place_of(record) <= place][-1]
+def _place_of(record: LoaderRecord) -> Place:
+    """Returns the place at which a record begins."""
+    begun = _begun(record)
+    return begun["epoch"], begun["position"]
 
 
 def _begun(record: LoaderRecord) -> Mapping[str, int]:
@@ -146,16 +152,27 @@ def _step(order: Resolved, record: LoaderRecord, place: Place) -> tuple[int, int
     return steps + number, rank
 
 
-def _checkpoints(path: str | os.PathLike[str], storage_filesystem: Any) -> list[_Checkpoint]:
-    """Returns the checkpoints in a run's folder by the place of their first loader, ascending."""
+def _checkpoints(
+    path: str | os.PathLike[str], storage_filesystem: Any, records: Sequence[LoaderRecord]
+) -> list[_Checkpoint]:
+    """Returns the checkpoints in a run's folder that no later start has rolled back, by the place of the dataset's
+    loader, ascending.
+    """
     filesystem, folder = open_folder(path, storage_filesystem)
-    found = []
+    subject, found = subject_of(records[-1].facts["state"]), []
     for info in filesystem.get_file_info(pyarrow.fs.FileSelector(folder)):
-        if info.type is pyarrow.fs.FileType.Directory and info.base_name.startswith("checkpoint"):
-            try:
-                with filesystem.open_input_stream(f"{info.path}/{FILE_NAME}") as stream:
-                    states = states_in(stream.read())
-            except FileNotFoundError:  # num_to_keep= may have just deleted it
-                continue
-            found += [_Checkpoint((each["epoch"], each["position"]), info.base_name) for each in states[:1]]
+        if info.type is not pyarrow.fs.FileType.Directory or not info.base_name.startswith("checkpoint"):
+            continue
+        name = f"{info.path}/{FILE_NAME}"
+        try:
+            with filesystem.open_input_stream(name) as stream:
+                states = states_in(stream.read())
+        except FileNotFoundError:  # num_to_keep= may have just deleted it
+            continue
+        written_s = (filesystem.get_file_info(name).mtime_ns or 0) / 1e9
+        for state in states:
+            place = state.get("epoch", 0), state.get("position", 0)
+            later = [record for record in records if record.begun_s > written_s]
+            if subject_of(state) == subject and all(_place_of(record) >= place for record in later):
+                found.append(_Checkpoint(place, info.base_name))
     return sorted(found)

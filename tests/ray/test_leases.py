@@ -12,7 +12,7 @@ import pytest
 import ray
 
 import raylance
-from raylance.errors import ConfigError
+from raylance.errors import ConfigError, StateError
 from raylance.runs import Leases
 
 ROWS = 400
@@ -60,3 +60,6 @@ def test_each_row_is_done_once_while_workers_and_the_actor_die(
     assert "400 rows are done" in leases.prove()
     with pytest.raises(ConfigError):
         Leases(dataset, tmp_path, **settings | {"most_ahead": 7})
+    (tmp_path / "raylance" / "leases-damaged.json").write_text("{")
+    with pytest.raises(StateError):
+        Leases(dataset, tmp_path, name="damaged")

@@ -78,3 +78,37 @@ def test_rows_of_a_mixture_are_those_of_the_dataset_that_is_meant(
             seen(tmp_path, [1], **wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
         seen(tmp_path / "nothing", [1])
+
+
+def test_checkpoints_are_those_of_the_dataset_and_of_the_line_that_is_left(
+    write_dataset: Callable[..., str], tmp_path: Path
+) -> None:
+    """With another dataset that is further ahead, and a checkpoint whose steps were rolled back."""
+    uris = [write_dataset(pa.table({"id": np.arange(ROWS)})) for _ in range(2)]
+    one, two = (raylance.dataset(uri, order="row", seed=1) for uri in uris)
+
+    def save(name: str, *loaders: raylance.RankLoader) -> dict[str, Any]:
+        states = {str(number): loader.state_dict() for number, loader in enumerate(loaders)}
+        (tmp_path / name).mkdir()
+        write_state({"loaders": states}, tmp_path / name)
+        return states["1"]
+
+    given: dict[str, Any] = {"runtime": "threads", "record": str(tmp_path)}
+    with one.loader(**given, name="ahead") as ahead, two.loader(**given, name="train") as train:
+        for _ in itertools.islice(ahead.iter_batches(global_batch_size=BATCH), 6):
+            pass
+        for number, _ in enumerate(itertools.islice(train.iter_batches(global_batch_size=BATCH), 4)):
+            if number == 1:
+                state = save("checkpoint_0", ahead, train)
+        save("checkpoint_1", ahead, train)  # and nobody restores it
+    with two.loader(**given, name="train") as train:
+        train.load_state_dict(state)
+        for _ in itertools.islice(train.iter_batches(global_batch_size=BATCH), 3):
+            pass
+        train.record()
+        save("checkpoint_2", train, train)
+    found = seen(tmp_path, range(ROWS), dataset="train")
+    assert found["checkpoint"].tolist() == ["checkpoint_0"] * 2 * BATCH + ["checkpoint_2"] * 3 * BATCH
+    for wrong in ("abc", [1.5], None):
+        with pytest.raises(ConfigError):
+            seen(tmp_path, wrong, dataset="train")
