@@ -149,6 +149,7 @@ class Leases:
             A lease of up to `rows` rows; of none if all are out or done, or the newest would be too far ahead.
 
         Raises:
+            ConfigError: If an argument cannot be honoured.
             BadRowError: If a row cannot be decoded; its lease stays out.
             DatasetError: If the dataset cannot be read; the lease stays out.
             HelperError: If the actor cannot be reached or made again.
