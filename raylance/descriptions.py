@@ -44,7 +44,7 @@ _HOMES = {
     "raylance.samples.packs": ("Pack",),
     "raylance.samples.pack_tokens": ("PackTokens",),
     "raylance.source.costs": ("TokensOf",),
-    "raylance.source.derived": ("Renamed",),
+    "raylance.source.derived": ("Constant", "Renamed"),
     "raylance.decode.clips": ("Clip",),
     "raylance.decode.patches": ("FramePatches", "Patches"),
     "raylance.source.videos": ("Video",),

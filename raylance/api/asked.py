@@ -21,7 +21,7 @@ from raylance.samples.packs import Pack
 from raylance.samples.table import SampleTable
 from raylance.samples.windows import Windows
 from raylance.source.costs import Cost
-from raylance.source.derived import Derived
+from raylance.source.derived import Constant, Derived
 from raylance.source.namespace import NamespaceTable
 from raylance.source.provenance import Stale
 from raylance.source.reader import ReadMode
@@ -96,7 +96,12 @@ def split_columns(columns: Any, decode: Any) -> tuple[Any, list[Derived], list[A
             f"columns= is of type {type(columns).__name__}: give a list of names and of what makes columns, such as "
             '["label", raylance.Image("image", size=224)]; name= of a decoder is the name of its column in batches.'
         )
-    columns = None if columns is None else list(columns)
+    if columns is not None:  # a dict in it has values of columns by name
+        columns = [
+            made
+            for each in columns
+            for made in ([Constant.of(*one) for one in each.items()] if isinstance(each, Mapping) else [each])
+        ]
     given = columns or []
     settings = [each for each in given if isinstance(each, Decoder | Derived)]
     if settings and decode is not None:

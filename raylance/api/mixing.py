@@ -27,6 +27,7 @@ def mix(
     *,
     weigh: str = "rows",
     schedule: Schedule | None = None,
+    turn_rows: int = 1,
     stop: str | int = "first_exhausted",
     window_bytes: int | None = None,
     remainder: Ending = "drop",
@@ -51,6 +52,8 @@ def mix(
             and the shares of the cost hold for the mean of many steps, not for each. Packed
             sequences have one length, so their rows are shares of the tokens, too.
         schedule: Other weights from some places of the run on: a `raylance.runs.Schedule`.
+        turn_rows: Number of consecutive rows that are of one dataset. With the rows of a step, each step is of one
+            dataset.
         stop: When an epoch ends. "first_exhausted": before any dataset would repeat a row. "all_exhausted": when all
             rows of every dataset were handed out; rows of datasets that are used up earlier are repeated until then. A
             number: after this number of rows.
@@ -61,9 +64,9 @@ def mix(
         balance: As in `raylance.dataset`. The datasets in `parts` must be opened without it.
         **older: Arguments of 0.12 that others have replaced.
 
-    A run that is restarted may have other weights, another schedule and another `stop`, and more datasets, which are
-    named after the others: they hold from the position of the checkpoint on. Each dataset goes on where it was in its
-    own order, and the rows before the position stay what they were. A dataset that is to leave gets the weight 0.
+    A run that is restarted may have other weights, another schedule, `turn_rows` and `stop`, and more datasets, which
+    are named after the others: they hold from the position of the checkpoint on. Each dataset goes on where it was in
+    its own order, and the rows before the position stay what they were. A dataset that is to leave gets the weight 0.
 
     Returns:
         A handle, as `raylance.dataset` returns. Checkpoints of a run on it hold the position in each dataset.
@@ -127,6 +130,7 @@ def mix(
             stop=stop,
             spread="tree",
             schedule=() if schedule is None else schedule.quotas(weights, row_costs),
+            turn_rows=check_integer("mix(): turn_rows", turn_rows, 1),
             row_costs=None if row_costs is None else tuple(row_costs),
         ),
         seed=delivery_specs[0].seed,
@@ -205,10 +209,11 @@ def _check_alike(
     """Raises if the rows of a dataset cannot share a batch with the rows of the first dataset."""
     read_spec, spec = opened_of(dataset).read, opened_of(dataset).delivery
     first_read_spec, first_spec = opened_of(first).read, opened_of(first).delivery
-    if not schema.equals(first_schema, check_metadata=False):
+    if not _sorted(schema).equals(_sorted(first_schema), check_metadata=False):
         raise ConfigError(
             f"mix(): {name!r} delivers {_fields(schema)}, {first_name!r} delivers {_fields(first_schema)}; a "
-            "batch needs one schema. Choose columns=, transform= and samples= so that they agree."
+            "batch needs one schema. Choose columns=, transform= and samples= so that they agree; a dict in columns= "
+            "gives a column that a dataset lacks one value in all its rows."
         )
     if (read_spec.source.windows is None) != (first_read_spec.source.windows is None):
         raise ConfigError(
@@ -243,6 +248,10 @@ def _check_alike(
         )
     if isinstance(spec.order, MixOrder):
         raise ConfigError(f"mix(): {name!r} is a mixture itself; mix all datasets in one call.")
+
+
+def _sorted(schema: pa.Schema) -> pa.Schema:
+    return pa.schema(sorted(schema, key=lambda field: field.name))
 
 
 def _fields(schema: pa.Schema) -> str:

@@ -38,7 +38,7 @@ def dataset(
     uri: str | os.PathLike[str] | NamespaceTable,
     *,
     version: Version | Newest | None = None,
-    columns: Sequence[str | Decoder | Derived] | None = None,
+    columns: Sequence[str | Decoder | Derived | Mapping[str, Any]] | None = None,
     filter: str | None = None,
     split: Split | None = None,
     transform: Transform | None = None,
@@ -67,7 +67,8 @@ def dataset(
         columns: Columns to deliver; None for all. An element is a name, or what makes a column, such as
             `raylance.Image("image", size=224)` or `raylance.Video(…)`. "image.bytes" names the field `bytes` of the
             struct `image`, and the column in batches. With None, a struct that holds blobs or a field to decode comes
-            as the fields inside it.
+            as the fields inside it. A dict in the list has columns with one value in all rows, by name, such as
+            `{"has_action": False, "action": np.zeros(7, np.float32)}`.
         filter: SQL expression that selects rows.
         split: A part of the filtered rows: `FractionSplit`, `RangeSplit` or `ValueSplit`.
         transform: A function that the decode actors run after decoding. It gets a dict of arrays by column, with

@@ -178,8 +178,36 @@ class _Some:
         return self._dealer.position(int(np.searchsorted(self._which, component)), index)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Turns:
+    """Deals positions in turns of some rows of one component, as another dealer deals single ones."""
+
+    dealer: Dealer
+    rows: int  # of a turn
+
+    def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """See `Dealer.place`."""
+        turn, within = np.divmod(positions, self.rows)
+        which, earlier = self.dealer.place(turn)
+        return which, earlier * self.rows + within
+
+    def counts(self, position: int) -> list[int]:
+        """See `Dealer.counts`."""
+        turn, within = divmod(position, self.rows)
+        found = [count * self.rows for count in self.dealer.counts(turn)]
+        found[int(self.dealer.place(np.array([turn]))[0][0])] += within
+        return found
+
+    def position(self, component: int, index: int) -> int:
+        """See `Dealer.position`."""
+        turn, within = divmod(index, self.rows)
+        return self.dealer.position(component, turn) * self.rows + within
+
+
 @functools.lru_cache(maxsize=64)
-def _dealer(spread: str, quotas: Quotas) -> Dealer:
+def _dealer(spread: str, quotas: Quotas, turn_rows: int = 1) -> Dealer:
+    if turn_rows > 1:
+        return _Turns(_dealer(spread, quotas), turn_rows)
     if all(quotas):
         return _Tree(quotas) if spread == "tree" else _Pattern(quotas)
     return _Some(spread, quotas)
@@ -210,6 +238,7 @@ class Segment:
         schedule: Later quotas: each from a number of rows of the run on, counted over all epochs, ascending.
         reason: Why it began; "" for the first segment, and for what a restart has changed.
         is_move: Whether the training function has changed the quotas, not the arguments of `raylance.mix`.
+        turn_rows: Number of positions in a row that one component gets.
     """
 
     epoch: int = 0
@@ -220,6 +249,7 @@ class Segment:
     schedule: tuple[tuple[int, Quotas], ...] = ()
     reason: str = ""
     is_move: bool = False
+    turn_rows: int = 1
 
     @property
     def place(self) -> tuple[int, int]:
@@ -229,7 +259,7 @@ class Segment:
     @property
     def rule(self) -> tuple[Any, ...]:
         """What two segments have in common if positions are dealt alike."""
-        return self.quotas, self.stop, self.schedule
+        return self.quotas, self.stop, self.schedule, self.turn_rows
 
     def widened(self, components: int) -> "Segment":
         """Returns the segment for more components, of which the new ones have no share."""
@@ -404,7 +434,7 @@ class Course:
         dealers: list[Dealer] = []
         before: list[list[int]] = []
         while True:
-            dealer = _dealer(segment.spread, segment.quotas_at(rows + start))
+            dealer = _dealer(segment.spread, segment.quotas_at(rows + start), segment.turn_rows)
             starts.append(start)
             dealers.append(dealer)
             before.append(counts)
@@ -503,6 +533,7 @@ def read_segments(value: Any, components: int) -> tuple[Segment, ...]:
                 "schedule": read_schedule(fields.get("schedule", []), components),
                 "epoch": _count(fields.get("epoch", 0)),
                 "position": _count(fields.get("position", 0)),
+                "turn_rows": max(1, _count(fields.get("turn_rows", 1))),
             }
             found.append(Segment(**fields | known))
         places = [segment.place for segment in found]

@@ -97,6 +97,7 @@ class MixOrder(Order):
     chunk_positions: int | Auto = "auto"
     spread: str = "pattern"  # "tree", or "pattern" for checkpoints of raylance 0.10 and before
     schedule: tuple[tuple[int, Quotas], ...] = ()  # see `Segment.schedule`
+    turn_rows: int = 1  # see `Segment.turn_rows`
     # Mean cost of a row of each component, if weights are shares of a cost
     row_costs: tuple[Fraction, ...] | None = dataclasses.field(default=None, compare=False, repr=False)
     segments: tuple[Segment, ...] = ()  # what has changed in the course of the run; the other fields say how it began
@@ -125,7 +126,13 @@ class MixOrder(Order):
     @property
     def history(self) -> tuple[Segment, ...]:
         """All segments of the run; the first one is how it began."""
-        first = Segment(quotas=self.quotas, stop=self.stop, spread=self.spread, schedule=self.schedule)
+        first = Segment(
+            quotas=self.quotas,
+            stop=self.stop,
+            spread=self.spread,
+            schedule=self.schedule,
+            turn_rows=self.turn_rows,
+        )
         return (first, *self.segments)
 
     def params(self) -> dict[str, Any]:
@@ -139,6 +146,7 @@ class MixOrder(Order):
         }
         params |= {} if self.spread == "pattern" else {"spread": self.spread}
         params |= {"schedule": write_schedule(self.schedule)} if self.schedule else {}
+        params |= {"turn_rows": self.turn_rows} if self.turn_rows > 1 else {}
         return params | ({"segments": write_segments(self.segments)} if self.segments else {})
 
     def dealt_as(self, params: Mapping[str, Any]) -> Self:
@@ -162,6 +170,7 @@ class MixOrder(Order):
             stop=params.get("stop", self.stop),
             spread=params.get("spread", "pattern"),
             schedule=read_schedule(params.get("schedule", []), len(parts)),
+            turn_rows=params.get("turn_rows", 1),
             segments=read_segments(params.get("segments", []), len(parts)),
         )
 
@@ -183,7 +192,8 @@ class MixOrder(Order):
 
     def _in_words(self, segment: Segment) -> str:
         schedule = f", a schedule of {len(segment.schedule)} changes" if segment.schedule else ""
-        return f"shares {self.shares_in(segment)}, stop={segment.stop!r}{schedule}"
+        turns = f", turn_rows={segment.turn_rows:,}" if segment.turn_rows > 1 else ""
+        return f"shares {self.shares_in(segment)}, stop={segment.stop!r}{schedule}{turns}"
 
     def shares_in(self, segment: Segment) -> dict[str, float]:
         """Returns the share of the rows of each dataset at the begin of a segment, by name."""
@@ -197,8 +207,8 @@ class MixOrder(Order):
         named = check_weights("reweight()", weights, [part.name for part in self.components])
         quotas = shares_of(shares(named, self.row_costs))
         last = self.rule_at(epoch, position)
-        move = Segment(epoch=epoch, position=position, quotas=quotas, stop=last.stop, reason=reason, is_move=True)
-        return self.changed(move)
+        move = Segment(quotas=quotas, stop=last.stop, turn_rows=last.turn_rows, reason=reason, is_move=True)
+        return self.changed(dataclasses.replace(move, epoch=epoch, position=position))
 
     def changed(self, segment: Segment) -> Self:
         """Returns the mixture with another rule from the segment's place on."""
@@ -272,7 +282,7 @@ def _are_close(one: Segment, other: Segment) -> bool:
     """Whether two rules are of the same weights: raylance 0.10 has rounded them."""
     shares, wanted = (np.array(each) / sum(each) for each in (other.quotas, one.quotas))
     is_close = np.abs(shares - wanted) <= np.maximum(_AS_WEIGHTS * wanted, 0.0005)
-    return bool(is_close.all()) and (one.stop, one.schedule) == (other.stop, other.schedule)
+    return bool(is_close.all()) and one.rule[1:] == other.rule[1:]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

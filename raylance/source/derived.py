@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ from raylance.arguments import check_integer, check_name
 from raylance.columns import ROW_OFFSET
 from raylance.descriptions import Setting
 from raylance.environment.shared import Shared
-from raylance.errors import BadRowError, DatasetError
+from raylance.errors import BadRowError, ConfigError, DatasetError
 from raylance.memory.arrow import wanted_rows
 from raylance.orders.permutation import Int64Array
 from raylance.source.fields import find_field, is_bytes
@@ -22,6 +22,7 @@ from raylance.source.retrying import Wanted, always
 from raylance.source.storage_options import StorageOptions
 
 T = TypeVar("T")
+_MOST_CONSTANT_BYTES = 65_536  # of a value that states hold
 
 
 class Derived(Setting, abc.ABC):
@@ -140,6 +141,73 @@ class Renamed(Made):
             raise BadRowError(self.column, row, f"its {self.stored!r} does not have shape {self.shape}", dataset)
         kind = pa.fixed_shape_tensor(values.type, self.shape)
         return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(values, size))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Constant(Made):
+    """A column that has one value in all rows, such as one that a dataset of a mixture lacks. In `columns` of
+    `raylance.dataset`, a dict of values by name gives such columns.
+
+    Attributes:
+        column: Name in batches.
+        content: The value as an Arrow stream of one row.
+    """
+
+    column: str
+    content: bytes
+
+    @classmethod
+    def of(cls, column: str, value: Any) -> "Constant":
+        """Makes the column of a number, a text, bytes, a scalar of pyarrow, or an array: one axis becomes a list of a
+        fixed size, several a tensor.
+
+        Raises:
+            ConfigError: If Arrow cannot hold the value, or it is larger than 64 KiB.
+        """
+        try:
+            if isinstance(value, np.ndarray) and value.ndim:
+                one = pa.FixedSizeListArray.from_arrays(pa.array(value.ravel()), value.size)
+                if value.ndim > 1:
+                    kind = pa.fixed_shape_tensor(one.type.value_type, value.shape)
+                    one = pa.ExtensionArray.from_storage(kind, one)
+            else:
+                scalar = value if isinstance(value, pa.Scalar) else None
+                one = pa.array([value if scalar is None else scalar.as_py()], None if scalar is None else scalar.type)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"columns=: {column!r} has the value {value!r:.200}, which Arrow does not hold ({error}). Give a "
+                "number, a text, bytes, a NumPy array or a scalar of pyarrow."
+            ) from error
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, pa.schema([(column, one.type)])) as stream:
+            stream.write_table(pa.table([one], [column]))
+        content = sink.getvalue().to_pybytes()
+        if len(content) > _MOST_CONSTANT_BYTES:
+            raise ConfigError(
+                f"columns=: the value of {column!r} takes {len(content):,} bytes of each checkpoint, and at most "
+                f"{_MOST_CONSTANT_BYTES:,} are allowed. Give an image as the bytes of its file, and decode it."
+            )
+        return cls(column, content)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """See `Derived.needs`."""
+        return ()
+
+    def _value(self) -> pa.ChunkedArray:
+        return pa.ipc.open_stream(self.content).read_all().column(0)
+
+    def gives_bytes(self, schema: pa.Schema) -> bool:
+        """See `Derived.gives_bytes`."""
+        return is_bytes(pa.field(self.column, self._value().type))
+
+    def open(self, storage_options: StorageOptions | None) -> "Constant":
+        """See `Made.open`."""
+        return self
+
+    def make(self, table: pa.Table, dataset: str) -> pa.ChunkedArray | pa.Array:
+        """See `Maker.make`."""
+        return self._value().take(pa.array(np.zeros(len(table), dtype=np.int64)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

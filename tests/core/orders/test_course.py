@@ -47,6 +47,7 @@ def histories(draw: st.DrawFn, most_segments: int = 4) -> tuple[tuple[Segment, .
             stop=draw(stops),
             schedule=draw(schedules(len(rows), 120)),
             spread=draw(st.sampled_from(["tree", "pattern"])),
+            turn_rows=draw(st.sampled_from([1, 1, 2, 5])),
         )
         for epoch, position in [(0, 0), *sorted(places)]
     ]
@@ -66,7 +67,7 @@ class Part:
         self.dealer = Course((alone,), (1,) * len(self.quotas)).epoch(0).dealers[0]
 
     def deal(self, position: int) -> int:
-        return int(self.dealer.place(np.array([position - self.begin]))[0][0])
+        return int(self.dealer.place(np.array([(position - self.begin) // self.segment.turn_rows]))[0][0])
 
     def ends(self, position: int, counts: list[int], rows: tuple[int, ...]) -> bool:
         stop, which = self.segment.stop, self.deal(position)
@@ -216,6 +217,18 @@ def resolved(order: MixOrder) -> MixOrder:
     found = order.resolve(Facts(rows=sum(part.rows for part in order.components), seed=0)).settings
     assert isinstance(found, MixOrder)
     return found
+
+
+def test_a_step_is_of_one_dataset() -> None:
+    segments = (
+        Segment(quotas=(2, 1), stop="all_exhausted", turn_rows=8),
+        Segment(epoch=0, position=48, quotas=(1, 3), stop="all_exhausted", turn_rows=8),
+    )
+    which, index = Course(segments, (40, 100)).epoch(0).place(np.arange(112))
+    assert which.reshape(-1, 8).tolist() == [[each] * 8 for each in which[::8]]
+    assert np.bincount(which[:48]).tolist() == [32, 16]
+    assert np.bincount(which[48:]).tolist() == [16, 48]
+    assert index[which == 1].tolist() == [*range(64)]
 
 
 def test_a_restart_keeps_what_was_consumed_and_changes_the_rest() -> None:
