@@ -1,6 +1,7 @@
-"""Long runs: changing weights, leases, the record, the newest checkpoint, one where a node is taken away, the proof."""
+"""Long runs: changing weights, leases, pinned versions, the record, checkpoints, the proof."""
 
 from raylance.api.leases import Lease, Leases
+from raylance.api.pinning import pinned
 from raylance.integrations.checkpoint_files import newest_checkpoint
 from raylance.integrations.preemption import report_if_preempted
 from raylance.observe.record import open_folder
@@ -18,6 +19,7 @@ __all__ = [
     "Schedule",
     "newest_checkpoint",
     "open_folder",
+    "pinned",
     "report_if_preempted",
     "seen",
 ]

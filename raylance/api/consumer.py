@@ -124,11 +124,14 @@ class Consumer:
         self.cursor.load(state)
         self.cursor.holder = holder
 
-    def seek(self, global_step: int, size: Size) -> None:
+    def seek(self, global_step: int, size: Size, reason: str = "") -> None:
         """Goes to a step; a running pass continues there."""
+        steps, epoch, position = global_step - self.cursor.global_step, self.cursor.epoch, self.cursor.position
         if self.cursor.seek(self.plan(size, self.remainder), global_step):  # else the last step may still be taken back
             self.ledger.join()
         self._on_place()
+        if reason:
+            self.recorder.on_skip({"epoch": epoch, "position": position, "steps": steps, "reason": reason})
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of an epoch, and warns if positions of it were consumed."""

@@ -134,6 +134,7 @@ class RankLoader(Positioned):
         *,
         global_batch_size: int | None = None,
         budget: Budget | None = None,
+        reason: str = "",
         **older: Any,
     ) -> None:
         """Goes to a step, so that the next batch is of this step, also during a pass. Call it if the trainer counts the
@@ -146,6 +147,8 @@ class RankLoader(Positioned):
             global_batch_size: Rows of each step between the loader's present step and the given step. None for the size
                 in the last pass or in the loaded state.
             budget: Cost of each of these steps, in place of `global_batch_size`.
+            reason: Why steps are passed over, such as "loss spike": then the record has a note of it, and the report a
+                mark.
             **older: Arguments that `budget` has replaced.
 
         Raises:
@@ -157,7 +160,7 @@ class RankLoader(Positioned):
             global_batch_size=global_batch_size,
             budget=budget,
             others=older,
-            known=("global_batch_size", "budget"),
+            known=("global_batch_size", "budget", "reason"),
         )
         size = self._consumer.size if found is None else found.size
         step = check_integer("seek(): global_step", global_step, 0)
@@ -166,7 +169,7 @@ class RankLoader(Positioned):
                 f"seek({step}) before the first batch: how many rows a step has is not known. Give "
                 "global_batch_size= or budget=, or load a state."
             )
-        self._consumer.seek(step, size)
+        self._consumer.seek(step, size, _checked_reason("seek()", reason))
 
     def reweight(self, weights: Mapping[str, float], *, reason: str = "") -> None:
         """Changes the weights of a mixture from the next batch on, also during a pass: for example by the losses of the
@@ -186,9 +189,7 @@ class RankLoader(Positioned):
             ConfigError: If the dataset is not a mixture; if `weights` are not those of its datasets, or all are 0. If
                 ranks change their weights differently, the next batch raises this error.
         """
-        if not isinstance(reason, str):
-            raise ConfigError(f"reweight(): reason={reason!r}; give a text.")
-        self._consumer.reweight(weights, reason)
+        self._consumer.reweight(weights, _checked_reason("reweight()", reason))
 
     def completed_shards(self) -> Int64Array:
         """Returns the IDs of the shards whose rows were all handed out in this epoch: int64, ascending, shape (k,).
@@ -509,6 +510,12 @@ class _LoaderBatches(Batches):
 
     def _begin(self) -> Iterator[Any]:
         return Delivery(self._consumer, self._spec)
+
+
+def _checked_reason(call: str, reason: Any) -> str:
+    if not isinstance(reason, str):
+        raise ConfigError(f"{call}: reason={reason!r}; give a text.")
+    return reason
 
 
 def consumer_of(loader: RankLoader) -> Consumer:

@@ -178,6 +178,10 @@ class Recorder:
         if self.recording is not None:
             self.recording.update(state=state)
 
+    def on_skip(self, skip: dict[str, Any]) -> None:
+        """Records that the training function has passed over steps, and why."""
+        self.stats.record_event("skip", skip)
+
     def _count_reshard(self, waited_s: float) -> None:
         """Counts the wait for the first batch in a new share; rank 0 also records that ranks joined or left."""
         if self._resharded is None:

@@ -32,8 +32,15 @@ _MARKS = {
     "error": ("X", "#c8102e"),
     "resume": (">", "#333333"),
     "move": ("D", "#9457c4"),
+    "skip": ("|", "#9457c4"),
 }
-_SHOWN = {"report": "report", "fault": "fault survived", "resume": "continues", "move": "weights change"}
+_SHOWN = {
+    "report": "report",
+    "fault": "fault survived",
+    "resume": "continues",
+    "move": "weights change",
+    "skip": "steps passed over",
+}
 _WIDTH = 9.6  # inches, of all pictures
 _MOST_LABELS = 24  # if there are more ranks, only every eighth is named
 
@@ -215,12 +222,7 @@ def _legend(figure: Any) -> None:
     patch = importlib.import_module("matplotlib.patches").Patch
     line = importlib.import_module("matplotlib.lines").Line2D
     handles = [patch(color=COLORS[part], label=f"waiting: {part}" if part in WAITS else part) for part in PARTS]
-    for kind, label in (
-        ("report", "report"),
-        ("fault", "fault survived"),
-        ("resume", "continues"),
-        ("move", "weights change"),
-    ):
+    for kind, label in _SHOWN.items():
         marker, color = _MARKS[kind]
         handles.append(line([], [], linestyle="", marker=marker, color=color, label=label))
     figure.legend(handles=handles, loc="outside upper left", ncols=5, frameon=False, fontsize=8, handlelength=1.2)

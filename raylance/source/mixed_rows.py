@@ -18,6 +18,7 @@ from raylance.source.derived import Derived
 from raylance.source.reader import RowReader
 from raylance.source.retrying import Wanted, always
 from raylance.source.rows import Completion, RowSource, Selected
+from raylance.source.version import Source
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,6 +159,11 @@ class MixedRows(RowSource):
     def load_selection(self) -> Selected:
         """See `RowSource.load_selection`."""
         return _MixSelection(tuple(part.load_selection() for part in self.parts))
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """See `RowSource.sources`."""
+        return tuple(each for part in self.parts for each in part.sources)
 
     @property
     def run_rows(self) -> int:

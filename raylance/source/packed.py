@@ -33,6 +33,7 @@ from raylance.source.reader import PieceReader, Prepare, RowReader
 from raylance.source.retrying import Wanted, always
 from raylance.source.rows import Completion, RowSource, Selected
 from raylance.source.selection import Selection
+from raylance.source.version import Source
 
 logger = logging.getLogger(__name__)
 
@@ -296,6 +297,11 @@ class PackedRows(RowSource):
     pack: Pack | PackTokens
     ids: str
     completion: Completion | None = None
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """See `RowSource.sources`."""
+        return self.documents.sources
 
     @property
     def loaded_bytes(self) -> float:

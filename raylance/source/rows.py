@@ -82,6 +82,11 @@ class RowSource(abc.ABC):
         """Returns the selected rows; fetches them if this process only has a reference."""
 
     @property
+    @abc.abstractmethod
+    def sources(self) -> tuple[Source, ...]:
+        """The pinned versions of all datasets."""
+
+    @property
     def run_rows(self) -> int:
         """Number of rows that cost less if they are read one after the other; see `Facts`."""
         return 1
@@ -156,6 +161,11 @@ class TableRows(RowSource):
     def load_selection(self) -> Selection:
         """See `RowSource.load_selection`."""
         return self.selection.get()
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """See `RowSource.sources`."""
+        return (self.pinned,)
 
     @property
     def run_rows(self) -> int:

@@ -386,6 +386,25 @@ def test_watching_shows_what_is_new_and_moves_one_line(
     assert kind is not Terminal or re.search(r"100%\|[#█]+\| epoch 1 of 2: 900/900 rows", shown)
 
 
+def test_changed_weights_and_steps_that_were_passed_over_are_shown(
+    write_dataset: Callable[..., str], tmp_path: Path
+) -> None:
+    parts = [raylance.dataset(write_dataset(pa.table({"id": [*range(100)]}))) for _ in range(2)]
+    folder, out = str(tmp_path / "run"), io.StringIO()
+    mixed = raylance.mix({"a": (parts[0], 1), "b": (parts[1], 1)}, stop=160)
+    with raylance.watch(folder, file=out), mixed.loader(runtime="threads", record=folder) as loader:
+        for step, _ in enumerate(loader.iter_batches(global_batch_size=8)):
+            if step == 3:
+                loader.reweight({"a": 3, "b": 1}, reason="loss of a")
+            if step == 5:
+                loader.seek(loader.global_step + 4, reason="loss spike")
+        assert loader.global_step == 20
+    assert "b 0.25 from epoch 0, position 32 on (loss of a)" in out.getvalue()
+    assert "4 steps from epoch 0, position 48 on (loss spike)" in out.getvalue()
+    assert raylance.prove_run(folder).ok
+    raylance.report_run(folder, tmp_path / "report.html")  # with marks for both
+
+
 def test_a_folder_that_no_record_came_to_is_shown(tmp_path: Path) -> None:
     out = io.StringIO()
     with raylance.watch(str(tmp_path / "mistyped"), file=out):
