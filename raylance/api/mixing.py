@@ -1,9 +1,9 @@
 """`raylance.mix()`: one handle of several datasets."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +14,13 @@ from raylance.columns import dataset_names
 from raylance.errors import ConfigError
 from raylance.opened import Opened, ReadSpec
 from raylance.orders.buckets import Buckets
+from raylance.orders.course import exact
 from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.orders.order import COST, cost_names, cost_table
 from raylance.orders.schedule import Schedule, check_weights
 from raylance.planning.balance import Balance, check_balance
 from raylance.planning.step_size import Ending, read_ending
-from raylance.source.mixed_rows import mix_rows
+from raylance.source.mixed_rows import MixedRows, mix_rows
 
 
 def mix(
@@ -45,7 +46,9 @@ def mix(
 
     Args:
         parts: For each name, a dataset and its weight, a number that is not negative. A dataset of weight 0 hands out
-            no row, until a schedule, `RankLoader.reweight` or a restart with other arguments gives it a weight.
+            no row, until a schedule, `RankLoader.reweight` or a restart with other arguments gives it a weight. A
+            mixture stands for its datasets, which divide its weight by their own and are called "web/code": the dataset
+            "code" of the mixture "web".
         weigh: What the weights are shares of: the "rows", or their "cost", such as tokens, for which all datasets need
             `cost`: `mix({"a": (a, 0.7), "b": (b, 0.3)}, weigh="cost")`; of several costs, the name of one, as
             `weigh="tokens"`. Then a dataset of long rows gives fewer rows,
@@ -73,13 +76,15 @@ def mix(
 
     Raises:
         ConfigError: If `parts` is empty; if a weight is negative, or all are 0; if `weigh` is "cost" and a dataset has
-            no costs; if the datasets differ in columns, decoding, `on_bad_row` or `max_bad_rows`; if one of them is a
-            mixture or was opened with `window_bytes`; if `weigh` or `stop` is unknown.
+            no costs; if the datasets differ in columns, decoding, `on_bad_row` or `max_bad_rows`; if one of them was
+            opened with `window_bytes`, or is a mixture with settings of its own, such as `stop`; if `weigh` or `stop`
+            is unknown.
     """
     at_end, may_be_empty = read_ending("raylance.mix()", remainder, older)
     hints = dict.fromkeys(("seed", "cost", "filter", "columns", "order", "samples"), "give it to each raylance.dataset")
     refuse_unknown("raylance.mix()", older, mix.__kwdefaults__ or (), hints)
     _check_parts(parts)
+    parts = dict(_flat(parts, weigh))
     window_bytes = None if window_bytes is None else check_integer("mix(): window_bytes", window_bytes, 1)
     first, schemas = next(iter(parts)), {name: dataset.schema for name, (dataset, _) in parts.items()}
     for name, (dataset, _) in parts.items():
@@ -141,6 +146,64 @@ def mix(
         balance=balance,
     )
     return Dataset(spec)
+
+
+def _flat(parts: Mapping[str, tuple[Dataset, float]], weigh: str) -> Iterator[tuple[str, tuple[Dataset, Any]]]:
+    """Yields the datasets of mixtures in place of these, with their parts of the weights.
+
+    Raises:
+        ConfigError: If a mixture has settings that hold for a whole mixture only, or two datasets get one name.
+    """
+    known = {*parts}
+    for name, (dataset, weight) in parts.items():
+        spec = opened_of(dataset)
+        order, read = spec.delivery.order, spec.read
+        if not isinstance(order, MixOrder):
+            yield name, (dataset, weight)
+            continue
+        given = {
+            "schedule": order.schedule,
+            "turn_rows": order.turn_rows > 1,
+            "stop": order.stop != "first_exhausted",
+            "window_bytes": spec.delivery.window_bytes,
+            "balance": spec.delivery.balance,
+        }
+        if wrong := [argument for argument, is_given in given.items() if is_given]:
+            raise ConfigError(
+                f"mix(): the mixture {name!r} has {wrong[0]}= of its own, and its datasets become those of one "
+                f"mixture. Pass {wrong[0]}= to the outer mix() instead."
+            )
+        if (order.row_costs is None) != (weigh == "rows"):
+            raise ConfigError(
+                f"mix(weigh={weigh!r}): the weights of the mixture {name!r} are shares of something else. Use the same "
+                "weigh= for both."
+            )
+        means = order.row_costs or (Fraction(1),) * len(order.components)
+        shares = [part.quota * mean for part, mean in zip(order.components, means, strict=True)]
+        sources = cast("MixedRows", read.source).parts
+        for part, source, share in zip(order.components, sources, shares, strict=True):
+            own = f"{name}/{part.name}"
+            if own in known:
+                raise ConfigError(f"mix(): {own!r} is the name of two datasets. Give one of them another name.")
+            own_read = dataclasses.replace(
+                read,
+                source=source,
+                filter=read.filter[part.name],
+                split=read.split[part.name],
+                cost=read.cost and read.cost[part.name],
+            )
+            delivery = dataclasses.replace(
+                spec.delivery,
+                uri=source.uri,
+                rows=part.rows,
+                row_bytes=source.row_bytes,
+                order=part.order,
+                seed=part.seed,
+                tables=part.tables,
+                costs=part.costs,
+            )
+            opened = Opened(read=own_read, delivery=delivery)
+            yield own, (Dataset(opened), exact(weight) * share / sum(shares))
 
 
 def _cost_names(parts: Mapping[str, tuple[Dataset, float]]) -> Sequence[str]:
@@ -246,8 +309,6 @@ def _check_alike(
         raise ConfigError(
             f"mix(): {name!r} and {first_name!r} differ in their decoders or in transform=; use the same for all."
         )
-    if isinstance(spec.order, MixOrder):
-        raise ConfigError(f"mix(): {name!r} is a mixture itself; mix all datasets in one call.")
 
 
 def _sorted(schema: pa.Schema) -> pa.Schema:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import raylance
 from raylance.api.dataset import opened_of
+from raylance.audit import reopen
 from raylance.errors import ConfigError
 from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.orders.order import Facts
@@ -162,11 +163,42 @@ def test_bad_mixtures(parts: dict[str, Any], write_dataset: Callable[..., str]) 
         ({"a": (large, -1.0)}, {}, "weight of 'a' is -1.0"),
         ({"a": (large, 1), "b": (other, 1)}, {}, "'b' delivers id: string.*one schema"),
         ({"a": (large, 1)}, {"remainder": "wrap"}, "remainder='wrap'"),
-        ({"a": (raylance.mix(parts), 1)}, {}, "is a mixture itself"),
+        ({"a": (raylance.mix(parts, stop=100), 1)}, {}, "'a' has stop="),
+        ({"a": (raylance.mix(parts), 1)}, {"weigh": "tokens"}, "tokens"),
+        ({"a": (raylance.mix({"b": (large, 1)}), 1), "a/b": (large, 1)}, {}, "'a/b'"),
     ]
     for given_parts, options, message in cases:
         with pytest.raises(ConfigError, match=message):
             raylance.mix(given_parts, **options)
+
+
+def test_a_mixture_in_a_mixture_is_one_of_all_datasets(write_dataset: Callable[..., str]) -> None:
+    rows = {"web": 300, "code": 200, "math": 120, "arms": 80}
+    found = {
+        name: raylance.dataset(
+            write_dataset(table(1000 * number, count)),
+            order="row",
+            seed=number,
+            columns=["id"],
+            filter=None if name == "web" else "id % 10 < 9",
+        )
+        for number, (name, count) in enumerate(rows.items())
+    }
+    text = raylance.mix({"web": (found["web"], 2), "code": (found["code"], 1)})
+    texts = raylance.mix({"text": (text, 3), "math": (found["math"], 1)})
+    nested = raylance.mix({"texts": (texts, 0.8), "arms": (found["arms"], 0.2)}, stop=400)
+    weights = {"web": 0.4, "code": 0.2, "math": 0.2, "arms": 0.2}
+    flat = raylance.mix({name: (found[name], weight) for name, weight in weights.items()}, stop=400)
+    with nested.loader() as one, flat.loader() as other:
+        batches = [[batch["id"].tolist() for batch in each.iter_batches(global_batch_size=20)] for each in (one, other)]
+        state = one.state_dict()
+    assert batches[0] == batches[1]
+    assert [*state["order"]["components"]] == ["texts/text/web", "texts/text/code", "texts/math", "arms"]
+    assert state["filter"]["texts/text/code"] == "id % 10 < 9"
+    with reopen(state).loader() as again, nested.loader() as moved:
+        assert [batch["id"].tolist() for batch in again.iter_batches(global_batch_size=20)] == batches[0]
+        moved.reweight({"texts/text/web": 0, "texts/text/code": 0, "texts/math": 0, "arms": 1})
+        assert next(iter(moved.iter_batches(global_batch_size=20)))["id"].min() >= 3000
 
 
 GOLDEN_SEEDS = [16391082371309026713, 1384234292565451594, 12541704517497926162, 16119218604280180747]
