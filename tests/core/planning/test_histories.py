@@ -18,18 +18,20 @@ from tests.helpers.orders import mix_of
 
 ROWS = 23, 14, 9
 NAMES = "abc"
+Rule = tuple[str | int, int]
+"""When an epoch ends, and the rows of a turn."""
 Handed = dict[tuple[int, int], int]
 """The row at each epoch and position that counts in the end."""
 
 
-def order_of(weights: list[int], stop: str | int) -> MixOrder:
+def order_of(weights: list[int], rule: Rule) -> MixOrder:
     orders = WindowShuffle(shard_rows=3, window_shards=2, lanes=2), RowShuffle(shard_rows=2), RowShuffle(shard_rows=1)
     parts = zip(orders, ROWS, weights, strict=False)
-    return mix_of(stop, *parts, chunk_positions=12, spread="tree")
+    return mix_of(rule[0], *parts, chunk_positions=12, spread="tree", turn_rows=rule[1])
 
 
-def cursor_of(weights: list[int], stop: str | int) -> Cursor:
-    order, names = order_of(weights, stop), NAMES[: len(weights)]
+def cursor_of(weights: list[int], rule: Rule) -> Cursor:
+    order, names = order_of(weights, rule), NAMES[: len(weights)]
     fields = {name: dict.fromkeys(names) for name in ("branch", "filter", "split")}
     of_each = {name: {each: f"{name} of {each}" for each in names} for name in ("uri", "identity", "version")}
     same: dict[str, Any] = dict.fromkeys(("columns", "decode", "transform", "codecs"))
@@ -48,9 +50,10 @@ def cursor_of(weights: list[int], stop: str | int) -> Cursor:
 
 
 @st.composite
-def arguments(draw: st.DrawFn, datasets: int) -> tuple[list[int], str | int]:
+def arguments(draw: st.DrawFn, datasets: int) -> tuple[list[int], Rule]:
     weights = draw(st.lists(st.integers(0, 4), min_size=datasets, max_size=datasets).filter(any))
-    return weights, draw(st.sampled_from(["first_exhausted", "all_exhausted", 31]))
+    stop: str | int = draw(st.sampled_from(["first_exhausted", "all_exhausted", 31]))
+    return weights, (stop, draw(st.sampled_from([1, 1, 4, 7])))
 
 
 def step_rows(plan: Plan, epoch: int, position: int) -> list[int]:
@@ -67,8 +70,8 @@ def step_rows(plan: Plan, epoch: int, position: int) -> list[int]:
 def test_a_history_is_what_was_handed_out_at_each_position(data: st.DataObject) -> None:
     """What was handed out stays in its place, whatever changes later; and the last state alone tells all of it."""
     count = data.draw(st.integers(1, 3))
-    weights, stop = data.draw(arguments(count))
-    cursor, handed, states = cursor_of(weights, stop), Handed(), list[tuple[dict[str, Any], Handed]]()
+    weights, rule = data.draw(arguments(count))
+    cursor, handed, states = cursor_of(weights, rule), Handed(), list[tuple[dict[str, Any], Handed]]()
     for _ in range(data.draw(st.integers(1, 8))):
         size, world = data.draw(st.integers(1, 13)), data.draw(st.integers(1, 3))
         for _ in range(data.draw(st.integers(0, 6))):
@@ -93,10 +96,10 @@ def test_a_history_is_what_was_handed_out_at_each_position(data: st.DataObject) 
             if data.draw(st.booleans()):
                 count = max(count, len(state["uri"]))
                 count = data.draw(st.integers(count, 3))
-                weights, stop = data.draw(arguments(count))
-            cursor = cursor_of(weights + [0] * (count - len(weights)), stop)
+                weights, rule = data.draw(arguments(count))
+            cursor = cursor_of(weights + [0] * (count - len(weights)), rule)
             cursor.load(state)
-    last = cursor_of(weights + [0] * (count - len(weights)), stop)
+    last = cursor_of(weights + [0] * (count - len(weights)), rule)
     last.load(json.loads(json.dumps(cursor.state(1, 1).to_dict())))
     order = last.delivery_spec.resolved_order
     ends = [order.epoch(epoch).epoch_rows for epoch in range(cursor.epoch)]
@@ -118,7 +121,7 @@ def test_a_history_is_what_was_handed_out_at_each_position(data: st.DataObject) 
 
 def test_a_state_of_no_change_is_that_of_before() -> None:
     """So that a run that never changes has the states, and the checksums, of earlier versions."""
-    cursor = cursor_of([2, 1], "first_exhausted")
+    cursor = cursor_of([2, 1], ("first_exhausted", 1))
     state = cursor.state(8, 1)
     assert {*state.order} == {"name", "stop", "chunk_positions", "components", "spread"}
     assert dataclasses.asdict(state)["order"] == state.order
