@@ -231,10 +231,27 @@ class Recorder:
             self.flush()
 
     def begin_pass(self, plan: Plan, state: Callable[[], dict[str, Any]]) -> None:
-        """Begins the record and the metrics at the first pass, if the options ask for them."""
+        """Begins the record and the metrics at the first pass, if the options ask for them. Epochs of a mixture whose
+        weights change have other lengths.
+        """
         self._plan_facts = _facts_of(plan, self.cursor.delivery_spec.row_bytes)
-        if self.recording is None and self._options.record is not False:
+        if self.recording is not None:
+            self.recording.update(**self._epoch_facts(plan))
+        elif self._options.record is not False:
             self._begin_record(plan, state())
+
+    def _epoch_facts(self, plan: Plan) -> dict[str, Any]:
+        epoch, has_steps = self.cursor.epoch, plan.budget is None  # steps of a cost take seconds to count
+        are_whole = has_steps and plan.remainder != "ragged"
+        rows = plan.steps(epoch) * plan.global_batch_size if are_whole else plan.rows_of(epoch)
+        return {
+            "steps": plan.steps(epoch) if has_steps else None,
+            "limits": {
+                "inflight_limit_bytes": float(self._options.inflight_bytes),
+                "reader_limit_bytes": float(self._options.reader_bytes),
+                "epoch_rows": float(rows),
+            },
+        }
 
     def _begin_record(self, plan: Plan, state: dict[str, Any]) -> None:
         folder, run = _folder_of(self._options.record, is_recorded=self._is_recorded)
@@ -268,16 +285,7 @@ class Recorder:
             "number": self._number,
             "remainder": plan.remainder,
             "global_batch_size": plan.global_batch_size,
-            "steps": plan.steps(self.cursor.epoch) if plan.budget is None else None,  # these take seconds to count
-            "limits": {
-                "inflight_limit_bytes": float(self._options.inflight_bytes),
-                "reader_limit_bytes": float(self._options.reader_bytes),
-                "epoch_rows": float(
-                    plan.steps(self.cursor.epoch) * plan.global_batch_size
-                    if plan.remainder != "ragged" and plan.budget is None
-                    else plan.rows_of(self.cursor.epoch)
-                ),
-            },
+            **self._epoch_facts(plan),
         }
         self._origin |= {"start": start, **self.context.to_dict(), "process": surroundings.process_id()}
         origin, ledger = self._origin, self._ledger  # the recording must not hold the recorder, which holds the cursor

@@ -386,6 +386,22 @@ def test_watching_shows_what_is_new_and_moves_one_line(
     assert kind is not Terminal or re.search(r"100%\|[#█]+\| epoch 1 of 2: 900/900 rows", shown)
 
 
+def test_the_length_of_an_epoch_is_that_of_its_present_weights(
+    write_dataset: Callable[..., str], tmp_path: Path
+) -> None:
+    parts = [raylance.dataset(write_dataset(pa.table({"id": [*range(count)]}))) for count in (100, 300)]
+    mixed, shown = raylance.mix({"a": (parts[0], 1), "b": (parts[1], 1)}), list[int]()
+    with mixed.loader(runtime="threads", record=str(tmp_path / "run")) as loader:
+        for step, _ in enumerate(loader.iter_batches(global_batch_size=10)):
+            if step in (1, 8):
+                loader.record()
+                shown.append(progress(read_run(str(tmp_path / "run"))).epoch_rows)
+            if step == 4:
+                loader.reweight({"a": 1, "b": 3})
+    assert shown == [200, 350]
+    assert loader.global_step == 35
+
+
 def test_changed_weights_and_steps_that_were_passed_over_are_shown(
     write_dataset: Callable[..., str], tmp_path: Path
 ) -> None:
