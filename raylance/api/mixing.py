@@ -185,6 +185,7 @@ def _flat(parts: Mapping[str, tuple[Dataset, float]], weigh: str) -> Iterator[tu
             own = f"{name}/{part.name}"
             if own in known:
                 raise ConfigError(f"mix(): {own!r} is the name of two datasets. Give one of them another name.")
+            known.add(own)
             own_read = dataclasses.replace(
                 read,
                 source=source,
