@@ -124,14 +124,25 @@ class Consumer:
         self.cursor.load(state)
         self.cursor.holder = holder
 
-    def seek(self, global_step: int, size: Size, reason: str = "") -> None:
+    def seek(self, global_step: int, size: Size) -> None:
         """Goes to a step; a running pass continues there."""
-        steps, epoch, position = global_step - self.cursor.global_step, self.cursor.epoch, self.cursor.position
         if self.cursor.seek(self.plan(size, self.remainder), global_step):  # else the last step may still be taken back
             self.ledger.join()
         self._on_place()
-        if reason:
-            self.recorder.on_skip({"epoch": epoch, "position": position, "steps": steps, "reason": reason})
+
+    def skip(self, steps: int, size: Size, reason: str) -> None:
+        """Passes over steps on purpose; a running pass continues after them."""
+        plan, cursor = self.plan(size, self.remainder), self.cursor
+        cursor.settle()
+        epoch, position = begin = cursor.epoch, cursor.position
+        cursor.seek(plan, cursor.global_step + steps)
+        for each in range(epoch, cursor.epoch + 1):
+            is_last, low = each < cursor.epoch, position if each == epoch else 0
+            high = plan.after(each, low, plan.steps(each, low)) if is_last else cursor.position
+            if is_last or high > low:
+                self.ledger.skip(each, low, high, is_last=is_last, share=self.context.share)
+        self._on_place()
+        self.recorder.on_skip({"epoch": begin[0], "position": begin[1], "steps": steps, "reason": reason})
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of an epoch, and warns if positions of it were consumed."""

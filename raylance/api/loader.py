@@ -34,7 +34,7 @@ from raylance.orders.permutation import Int64Array
 from raylance.planning.delivery_spec import check_costs
 from raylance.planning.shard_context import ShardContext
 from raylance.planning.state import State, identity_of
-from raylance.planning.step_size import Budget, read_size, require_size
+from raylance.planning.step_size import Budget, Size, read_size, require_size
 from raylance.runtime.session import Session
 from raylance.settings import Options
 
@@ -134,21 +134,17 @@ class RankLoader(Positioned):
         *,
         global_batch_size: int | None = None,
         budget: Budget | None = None,
-        reason: str = "",
         **older: Any,
     ) -> None:
         """Goes to a step, so that the next batch is of this step, also during a pass. Call it if the trainer counts the
-        steps, so that a rank that joins other ranks begins at their step.
-
-        In the proof of the run, the skipped rows count neither as handed out nor as lost.
+        steps, so that a rank that joins other ranks begins at their step: they were handed the rows before it. To leave
+        out steps on purpose, call `skip`.
 
         Args:
             global_step: Number of the step, counted over all epochs like the loader's `global_step`.
             global_batch_size: Rows of each step between the loader's present step and the given step. None for the size
                 in the last pass or in the loaded state.
             budget: Cost of each of these steps, in place of `global_batch_size`.
-            reason: Why steps are passed over, such as "loss spike": then the record has a note of it, and the report a
-                mark.
             **older: Arguments that `budget` has replaced.
 
         Raises:
@@ -160,16 +156,47 @@ class RankLoader(Positioned):
             global_batch_size=global_batch_size,
             budget=budget,
             others=older,
-            known=("global_batch_size", "budget", "reason"),
+            known=("global_batch_size", "budget"),
         )
-        size = self._consumer.size if found is None else found.size
         step = check_integer("seek(): global_step", global_step, 0)
+        self._consumer.seek(step, self._known_size(f"seek({step})", found))
+
+    def skip(
+        self,
+        steps: int,
+        *,
+        global_batch_size: int | None = None,
+        budget: Budget | None = None,
+        reason: str = "",
+    ) -> None:
+        """Passes over the next steps on purpose, also during a pass: for example those of a spike of the loss, after a
+        return to a checkpoint before it. Call it on every rank before the same step, with the same number.
+
+        Proofs count the rows as passed over, the record has a note of it, and the report a mark. It holds for this
+        start: call it again after a restart from a checkpoint before it.
+
+        Args:
+            steps: Number of steps, at least 1.
+            global_batch_size: As in `seek`, like `budget`.
+            budget: Cost of each of these steps, in place of `global_batch_size`.
+            reason: Why, such as "loss spike".
+
+        Raises:
+            ConfigError: If an argument cannot be honoured, or the global batch size is not known.
+        """
+        sizes: dict[str, Any] = {"global_batch_size": global_batch_size, "budget": budget}
+        found = read_size("skip()", self.dp_size, **sizes, others={}, known=sizes)
+        steps = check_integer("skip(): steps", steps, 1)
+        self._consumer.skip(steps, self._known_size(f"skip({steps})", found), _checked_reason("skip()", reason))
+
+    def _known_size(self, call: str, found: Any) -> Size:
+        size = self._consumer.size if found is None else found.size
         if size is None:
             raise ConfigError(
-                f"seek({step}) before the first batch: how many rows a step has is not known. Give "
-                "global_batch_size= or budget=, or load a state."
+                f"{call} before the first batch: how many rows a step has is not known. Give global_batch_size= or "
+                "budget=, or load a state."
             )
-        self._consumer.seek(step, size, _checked_reason("seek()", reason))
+        return size
 
     def reweight(self, weights: Mapping[str, float], *, reason: str = "") -> None:
         """Changes the weights of a mixture from the next batch on, also during a pass: for example by the losses of the
@@ -515,7 +542,7 @@ class _LoaderBatches(Batches):
 def _checked_reason(call: str, reason: Any) -> str:
     if not isinstance(reason, str):
         raise ConfigError(f"{call}: reason={reason!r}; give a text.")
-    return reason
+    return " ".join(reason.split())  # of one line
 
 
 def consumer_of(loader: RankLoader) -> Consumer:

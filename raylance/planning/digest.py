@@ -77,6 +77,7 @@ class Interval:
     # Data-parallel rank and size. None for the empty interval of `Ledger.move`, and in records of an older raylance,
     # whose intervals all belong to one share.
     share: RankAndSize | None = None
+    is_skipped: bool = False  # whether all ranks passed over it on purpose, so that no row of it was handed out
 
     @property
     def begin(self) -> Place:
@@ -88,24 +89,39 @@ class Interval:
         """The (epoch, position) after its last step: the start of the next epoch if this epoch ends there."""
         return (self.epoch + 1, 0) if self.is_last else (self.epoch, self.high)
 
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What two intervals have in common that may be joined."""
+        return self.epoch, self.share, self.is_skipped
+
     def joined(self, after: "Interval") -> "Interval":
-        """Returns this interval joined with the interval that follows it in the same epoch."""
+        """Returns this interval joined with the interval of its kind that follows it."""
         return dataclasses.replace(after, jump=self.jump, low=self.low, digest=self.digest + after.digest)
 
     def to_list(self) -> list[int]:
         """Returns JSON-able values that `from_list` reads."""
         numbers = (self.jump, self.epoch, self.low, self.high, int(self.is_last))
-        return [*numbers, *dataclasses.astuple(self.digest), *(self.share or ())]
+        return [*numbers, *dataclasses.astuple(self.digest), *(self.share or ()), *[1] * self.is_skipped]
 
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> Self:
         """Reads the values of `to_list`. Raises ValueError if the values are not an interval."""
-        if len(values) not in (8, 10) or not all(type(value) is int and value >= 0 for value in values):
+        if len(values) not in (8, 9, 10, 11) or not all(type(value) is int and value >= 0 for value in values):
             raise ValueError(f"{values!r} is not an interval of a digest")
         jump, epoch, low, high, is_last, rows, hashed, padding, *share = values
         digest = Digest(rows=rows, hash=hashed, padding=padding)
+        is_skipped = bool(len(share) % 2 and share.pop())
         pair = (share[0], share[1]) if share else None
-        return cls(jump=jump, epoch=epoch, low=low, high=high, is_last=bool(is_last), digest=digest, share=pair)
+        return cls(
+            jump=jump,
+            epoch=epoch,
+            low=low,
+            high=high,
+            is_last=bool(is_last),
+            digest=digest,
+            share=pair,
+            is_skipped=is_skipped,
+        )
 
 
 class Ledger:
@@ -159,8 +175,22 @@ class Ledger:
             self.forgotten = None if forgotten is None else (forgotten[0], forgotten[1])
         self._loaded, self._is_cut, self._before = None, True, None
 
+    def skip(self, epoch: int, low: int, high: int, *, is_last: bool, share: RankAndSize) -> None:
+        """Records that all ranks pass over the positions from `low` to `high` on purpose."""
+        self._is_cut = True
+        self.add(epoch, low, high, Digest(), is_last=is_last, share=share, is_skipped=True)
+        self._is_cut, self._before = True, None
+
     def add(
-        self, epoch: int, low: int, high: int, digest: Digest, *, is_last: bool, share: RankAndSize | None = None
+        self,
+        epoch: int,
+        low: int,
+        high: int,
+        digest: Digest,
+        *,
+        is_last: bool,
+        share: RankAndSize | None = None,
+        is_skipped: bool = False,
     ) -> None:
         """Adds a step that was handed out, from position `low` to `high`, with its rows on this rank, and its share."""
         cut, loaded = self._is_cut, self._loaded
@@ -171,11 +201,20 @@ class Ledger:
         if self._loaded is not None and not follows:
             self.restored[jump] = self._loaded
         self._loaded = None
-        is_alike = last is not None and (last.epoch, last.share) == (epoch, share)
+        is_alike = last is not None and last.kind == (epoch, share, is_skipped)
         joined = last if follows and is_alike and not cut else None  # most steps join the interval before them
         if joined is not None:
             low, digest = joined.low, joined.digest + digest
-        interval = Interval(jump=jump, epoch=epoch, low=low, high=high, is_last=is_last, digest=digest, share=share)
+        interval = Interval(
+            jump=jump,
+            epoch=epoch,
+            low=low,
+            high=high,
+            is_last=is_last,
+            digest=digest,
+            share=share,
+            is_skipped=is_skipped,
+        )
         if joined is not None:
             self._intervals[-1], self._before = interval, (joined, cut, loaded)
             return
@@ -200,11 +239,12 @@ class Ledger:
 
     def since(self, epoch: int, position: int) -> Digest | None:
         """Returns the digest of all rows handed out since a place. None if the loader jumped since then, if no interval
-        begins there, or if this rank's share was not the whole epoch.
+        begins there, if steps were skipped, or if this rank's share was not the whole epoch.
         """
         total = Digest()
         for interval in reversed(self._intervals):
-            if interval.jump != self._intervals[-1].jump or interval.share not in (None, (0, 1)):
+            is_alone = interval.share in (None, (0, 1))
+            if interval.jump != self._intervals[-1].jump or not is_alone or interval.is_skipped:
                 return None
             total += interval.digest
             if interval.begin == (epoch, position):
@@ -224,14 +264,13 @@ class Ledger:
 
 
 def fold(intervals: Sequence[Interval], recent: int, most: int) -> tuple[list[Interval], list[Interval]]:
-    """Joins adjacent intervals of the same epoch and share, but the `recent` last ones. Returns the intervals to
+    """Joins adjacent intervals of the same kind, but the `recent` last ones. Returns the intervals to
     forget, which are the oldest if the joined ones are more than `most`; and those to keep.
     """
     folded: list[Interval] = []
     for interval in intervals[:-recent]:
         last = folded[-1] if folded else None
-        is_alike = last is not None and (last.epoch, last.share) == (interval.epoch, interval.share)
-        if last is not None and is_alike and last.end == interval.begin:
+        if last is not None and last.kind == interval.kind and last.end == interval.begin:
             folded[-1] = last.joined(interval)
         else:
             folded.append(interval)

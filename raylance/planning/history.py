@@ -46,7 +46,7 @@ class EpochLine:
 
     epoch: int  # the epoch, or the first of several
     epochs: int = 1  # number of epochs
-    spans: tuple[Interval, ...] = ()  # what all ranks together were handed, ascending
+    spans: tuple[Interval, ...] = ()  # what all ranks together were handed, or skipped, ascending
     reach: int | None = None  # the furthest position of any rank if the run is in this epoch
     besides: int = 0  # number of rows that were delivered in addition to the spans and not rolled back
     came_again: bool = False  # whether positions were delivered once more; `besides` lacks rows without a record
@@ -262,8 +262,8 @@ def _walk_back(pieces: Sequence[_Stretch], place: Place | None, earlier: Sequenc
         kept = tuple(each for each in piece.intervals if place is None or each.end <= place)
         walk.handed.append(dataclasses.replace(piece, intervals=kept))
         place = piece.restored
-        if piece.forgotten is not None:
-            walk.forgotten = piece.forgotten
+        if piece.forgotten is not None:  # so is whether it continued an earlier loader of its process
+            walk.forgotten = max([piece.forgotten, *(each.reach for each in pieces[:index])])
             return walk
         if place is not None:
             index = _resumed_piece(pieces[:index], place)
@@ -437,7 +437,7 @@ def _add_ranks(chains: Mapping[int, Sequence[Sequence[Interval]]], world_size: i
             found.setdefault((joined.begin, joined.end), []).append((dp_rank, joined))
     spans = []
     for parts in found.values():
-        if len(parts) < world_size:
+        if len(parts) < world_size or len({part.is_skipped for _, part in parts}) > 1:
             continue
         digests: dict[int, Digest] = {}
         for dp_rank, part in parts:
@@ -456,7 +456,8 @@ def _between(chain: Sequence[Interval], common: Set[Place]) -> Iterator[Interval
         if interval.begin in common:
             joined = interval
         elif joined is not None:
-            joined = joined.joined(interval) if joined.end == interval.begin else None
+            follows = joined.end == interval.begin and joined.is_skipped == interval.is_skipped
+            joined = joined.joined(interval) if follows else None
         if joined is not None and joined.end in common:
             yield joined
             joined = None

@@ -185,7 +185,8 @@ def _compare(line: EpochLine, expected: Expected) -> tuple[Status, int, str]:
     planned = expected.selection.rows if order is None else order.epoch(line.epoch).epoch_rows
     left_out, repeats = max(0, planned - line.end), order is not None and order.repeats
     # Those after the last span are a part of `left_out`.
-    inside = [(low, high) for low, high in line.passed_over if high is not None and high <= line.end]
+    jumped = [(low, high) for low, high in line.passed_over if high is not None and high <= line.end]
+    inside = jumped + [(span.low, span.high) for span in line.spans if span.is_skipped]
     passed = sum(high - low for low, high in inside)
     if order is None and (left_out or passed):
         unknown = "the plan leaves rows out, and no record holds the code of its order"
@@ -198,7 +199,7 @@ def _compare(line: EpochLine, expected: Expected) -> tuple[Status, int, str]:
         many = f", {abs(more):,} too {'many' if more > 0 else 'few'}" * (more != 0)
         text = f"{rows} were handed out{many}, and they are not each {'planned' if repeats else 'selected'} row once: "
         return "fault", left_out, text + "some were repeated or never selected, others are missing"
-    if is_left := len(line.passed_over) > len(inside):  # for a later epoch
+    if is_left := len(line.passed_over) > len(jumped):  # for a later epoch
         passed += left_out
     text = f"{rows} were handed out: {'every draw of the plan' if repeats else 'every selected row'} exactly once"
     if line.has_ended:
@@ -206,7 +207,7 @@ def _compare(line: EpochLine, expected: Expected) -> tuple[Status, int, str]:
         text += f"; {line.digest.padding:,} came again as padding" * (line.digest.padding > 0 and not repeats)
     elif not is_left:
         text = f"{text if repeats else f'{rows} each came exactly once'} so far"
-    text += f", but for {passed:,} that seek() passed over" * (passed > 0)
+    text += f", but for {passed:,} that were passed over" * (passed > 0)
     # Where each epoch leaves out other rows, its cost is another one, and epochs could not share a text.
     is_alike = not passed and not (line.has_ended and left_out)
     if is_alike:

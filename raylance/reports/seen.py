@@ -90,7 +90,7 @@ def seen(
             if isinstance(expected, str) or expected.order is None:
                 why = expected if isinstance(expected, str) else "no record holds the code of its order: give order="
                 raise ConfigError(f"seen(): epoch {line.epoch} cannot be computed: {why}")
-            for span in line.spans:
+            for span in (each for each in line.spans if not each.is_skipped):
                 for at, offset in _hits(expected, line.epoch, span.low, span.high, wanted):
                     place = line.epoch, at
                     step, rank = _step(expected.order, _start_at(records, place), place)

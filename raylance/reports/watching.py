@@ -179,7 +179,8 @@ class _Watcher:
             return f"{record.dataset} has the shares {weights} from {place} on{why}"
         if kind == "skip" and not record.rank:
             place = f"epoch {what['epoch']}, position {what['position']:,}"
-            return f"{record.dataset} passes over {what['steps']:,} steps from {place} on ({what['reason']})"
+            why = f" ({what['reason']})" if what["reason"] else ""
+            return f"{record.dataset} passes over {what['steps']:,} steps from {place} on{why}"
         # Users know at which row a run begins, but not at which row it continues after a fault: only that gets a line.
         earlier = itertools.takewhile(lambda each: each is not record, run.of(record.dataset))
         if kind == "resume" and any(each.rank == record.rank == 0 for each in earlier):

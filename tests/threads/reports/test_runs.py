@@ -413,7 +413,7 @@ def test_changed_weights_and_steps_that_were_passed_over_are_shown(
             if step == 3:
                 loader.reweight({"a": 3, "b": 1}, reason="loss of a")
             if step == 5:
-                loader.seek(loader.global_step + 4, reason="loss spike")
+                loader.skip(4, reason="loss\nspike")
         assert loader.global_step == 20
     assert "b 0.25 from epoch 0, position 32 on (loss of a)" in out.getvalue()
     assert "4 steps from epoch 0, position 48 on (loss spike)" in out.getvalue()
