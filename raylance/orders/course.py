@@ -22,6 +22,7 @@ from raylance.orders.permutation import Int64Array
 _MOST_SHARES = 2**31  # so that the product of two shares is an int64
 _MOST_POSITIONS = 2**63
 _KEPT = 8  # epochs that a course keeps
+_ROW = 2**32  # a row in debts
 _MOST_PLAIN = 16  # segments that a state holds in plain words; a thousand take 8 kB of compressed JSON
 
 Quotas = tuple[int, ...]
@@ -65,25 +66,34 @@ class _Tree:
     floor(p * left / total + 1/2), and its right half the others.
 
     Such a split is a Sturmian word, the most even sequence of two letters. So at any position each component has its
-    share, give or take a few rows, and neither size nor cost depends on the weights.
+    share, give or take a few rows, and neither size nor cost depends on the weights. Where earlier positions were dealt
+    otherwise, what the left half is owed of them is added to the 1/2.
     """
 
-    def __init__(self, quotas: Quotas) -> None:
-        # By node, the root first: quota of the left half, quota of both, and the nodes of the halves. A component is a
-        # node that goes to itself.
-        nodes: list[tuple[int, int, int, int]] = []
+    def __init__(self, quotas: Quotas, debts: tuple[int, ...] | None = None, unit: int = 1) -> None:
+        """Takes the quotas, and what each component is owed of earlier positions, in parts of a position's `unit`."""
+        # By node, the root first: quota of the left half, quota of both, what is added to the left one, and the nodes
+        # of the halves. A component is a node that goes to itself.
+        nodes: list[tuple[int, int, int, int, int]] = []
         owners: list[int] = []
-        self._paths: list[list[tuple[int, int, bool]]] = [[] for _ in quotas]  # (left, total, is left), the root last
+        self._paths: list[list[tuple[int, int, int, bool]]] = [[] for _ in quotas]  # (…, is left), the root last
 
         def add(low: int, high: int) -> int:
             number, total, middle = len(nodes), sum(quotas[low:high]), (low + high) // 2
-            nodes.append((total, total, number, number))
+            nodes.append((total, total, 0, number, number))
             owners.append(low)
             if high - low > 1:
                 left = sum(quotas[low:middle])
-                nodes[number] = left, total, add(low, middle), add(middle, high)
+                phase = total // 2
+                if debts is not None:
+                    of_left, of_both = sum(debts[low:middle]), sum(debts[low:high])
+                    owed = Fraction(of_left * total - of_both * left, total * unit)
+                    finer = _MOST_SHARES // total
+                    left, total = left * finer, total * finer
+                    phase = min(max(0, math.floor(total * (Fraction(1, 2) + owed))), total - 1)
+                nodes[number] = left, total, phase, add(low, middle), add(middle, high)
                 for index in range(low, high):
-                    self._paths[index].append((left, total, index < middle))
+                    self._paths[index].append((left, total, phase, index < middle))
             return number
 
         add(0, len(quotas))
@@ -94,9 +104,9 @@ class _Tree:
         """See `Dealer.place`."""
         node, place = np.zeros(len(positions), dtype=np.int64), positions
         for _ in range(self._depth):
-            left, total, left_node, right_node = self._nodes[:, node]
+            left, total, phase, left_node, right_node = self._nodes[:, node]
             turn, rest = np.divmod(place, total)
-            before, over = np.divmod(rest * left + total // 2, total)
+            before, over = np.divmod(rest * left + phase, total)
             before += turn * left
             is_left = over + left >= total
             node, place = np.where(is_left, left_node, right_node), np.where(is_left, before, place - before)
@@ -107,18 +117,19 @@ class _Tree:
         found = []
         for path in self._paths:
             count = position
-            for left, total, is_left in reversed(path):
-                first = (count * left + total // 2) // total
+            for left, total, phase, is_left in reversed(path):
+                first = (count * left + phase) // total
                 count = first if is_left else count - first
             found.append(count)
         return found
 
     def position(self, component: int, index: int) -> int:
         """See `Dealer.position`."""
-        for left, total, is_left in self._paths[component]:
-            half = total // 2
-            first = -((half - (index + 1) * total) // left) - 1  # before its next one, the left half has index + 1
-            index = first if is_left else (index * total + half) // (total - left)
+        for left, total, phase, is_left in self._paths[component]:
+            if is_left:
+                index = -((phase - (index + 1) * total) // left) - 1  # before its next one, the left half has index + 1
+            else:
+                index = (index * total + phase) // (total - left)
         return index
 
 
@@ -156,10 +167,11 @@ class _Pattern:
 class _Some:
     """Deals positions to those components that have a quota."""
 
-    def __init__(self, spread: str, quotas: Quotas) -> None:
+    def __init__(self, quotas: Quotas, debts: tuple[int, ...] | None, unit: int) -> None:
         self._which = np.flatnonzero(np.array(quotas)).astype(np.int64)
         self._all, own = len(quotas), tuple(quota for quota in quotas if quota)
-        self._dealer: Dealer = _Tree(own) if spread == "tree" else _Pattern(own)
+        owed = None if debts is None else tuple(debts[index] for index in self._which.tolist())
+        self._dealer = _Tree(own, owed, unit)
 
     def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """See `Dealer.place`."""
@@ -205,12 +217,14 @@ class _Turns:
 
 
 @functools.lru_cache(maxsize=64)
-def _dealer(spread: str, quotas: Quotas, turn_rows: int = 1) -> Dealer:
-    if turn_rows > 1:
-        return _Turns(_dealer(spread, quotas), turn_rows)
-    if all(quotas):
-        return _Tree(quotas) if spread == "tree" else _Pattern(quotas)
-    return _Some(spread, quotas)
+def _dealer(spread: str, quotas: Quotas, turn_rows: int = 1, debts: tuple[int, ...] | None = None) -> Dealer:
+    """Returns a dealer for components that are owed `debts` of earlier positions, in parts of 2**32 of a row."""
+    unit = _ROW * turn_rows
+    if not all(quotas):
+        found: Dealer = _Some(quotas, debts, unit)
+    else:
+        found = _Tree(quotas, debts, unit) if spread == "tree" else _Pattern(quotas)
+    return found if turn_rows == 1 else _Turns(found, turn_rows)
 
 
 def deal_whole(rows: Quotas) -> Dealer:
@@ -289,6 +303,8 @@ class Dealt:
         end: Number of positions of the epoch.
         first_own: The number of each component's first own epoch in it.
         rows_before: Number of positions of the epochs before it.
+        quotas: The quotas of the parts.
+        debts: What each component is owed of the parts before each part, in parts of 2**32 of a row.
     """
 
     starts: Int64Array
@@ -297,6 +313,8 @@ class Dealt:
     end: int
     first_own: tuple[int, ...] = ()
     rows_before: int = 0
+    quotas: tuple[Quotas, ...] = ()
+    debts: tuple[tuple[int, ...], ...] = ()
 
     def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Returns the component of each position, and how many rows the component has before it in the epoch."""
@@ -315,6 +333,19 @@ class Dealt:
         part = bisect.bisect_right(self.starts, position) - 1
         own = self.dealers[part].counts(position - int(self.starts[part]))
         return [before + count for before, count in zip(self.before[part].tolist(), own, strict=True)]
+
+    def owed(self, position: int) -> tuple[int, ...]:
+        """Returns what each component is owed of the first positions, in parts of 2**32 of a row."""
+        part = bisect.bisect_right(self.starts, position) - 1
+        dealt = position - int(self.starts[part])
+        return _owed(self.debts[part], self.quotas[part], self.dealers[part].counts(dealt), dealt)
+
+
+def _owed(debts: tuple[int, ...], quotas: Quotas, counts: Sequence[int], dealt: int) -> tuple[int, ...]:
+    """Returns what components are owed after a part of `dealt` positions, of which they got `counts`."""
+    total = sum(quotas)
+    shares = zip(debts, quotas, counts, strict=True)
+    return tuple(debt + dealt * quota * _ROW // total - count * _ROW for debt, quota, count in shares)
 
 
 _Reached = tuple[int, int, tuple[int, ...]]
@@ -343,10 +374,10 @@ class Course:
         found._reached = epoch, before.rows_before, before.first_own
         if 0 < position < before.end:
             part = bisect.bisect_left(before.starts, position)
-            begun = before.starts[:part], before.dealers[:part], before.before[:part]
-            found._known[epoch] = found._deal_from(
-                segment, [], found._reached, position, before.counts(position), begun
-            )
+            names = ("starts", "dealers", "before", "quotas", "debts")
+            begun = {name: getattr(before, name)[:part] for name in names}
+            counts, debts = before.counts(position), before.owed(position)
+            found._known[epoch] = found._deal_from(segment, [], found._reached, position, counts, debts, begun)
         return found
 
     def epoch(self, number: int) -> Dealt:
@@ -414,8 +445,8 @@ class Course:
             return known
         at = bisect.bisect_right(self._places, (epoch, 0)) - 1
         later = [segment for segment in self._segments[at + 1 :] if segment.epoch == epoch]
-        begun = np.empty(0, np.int64), (), np.empty((0, len(self._rows)), np.int64)
-        return self._deal_from(self._segments[at], later, (epoch, rows, first_own), 0, [0] * len(self._rows), begun)
+        none, (segment, reached) = len(self._rows), (self._segments[at], (epoch, rows, first_own))
+        return self._deal_from(segment, later, reached, 0, [0] * none, (0,) * none, {})
 
     def _deal_from(
         self,
@@ -424,31 +455,41 @@ class Course:
         reached: _Reached,
         start: int,
         counts: list[int],
-        begun: tuple[Int64Array, tuple[Dealer, ...], Int64Array],
+        debts: tuple[int, ...],
+        begun: Mapping[str, Any],
     ) -> Dealt:
         """Returns how the positions of an epoch are dealt, whose parts before `start` have `begun`; `later` are the
-        segments in it after `segment`, and `counts` the rows of each component before `start`.
+        segments in it after `segment`; of the positions before `start`, each component has `counts` and is owed
+        `debts`.
         """
         _, rows, first_own = reached
-        starts: list[int] = []
-        dealers: list[Dealer] = []
-        before: list[list[int]] = []
+        found: dict[str, list[Any]] = {"starts": [], "dealers": [], "before": [], "quotas": [], "debts": []}
         while True:
-            dealer = _dealer(segment.spread, segment.quotas_at(rows + start), segment.turn_rows)
-            starts.append(start)
-            dealers.append(dealer)
-            before.append(counts)
-            end = start + self._left(segment, segment.quotas_at(rows + start), dealer, counts, start)
+            quotas = segment.quotas_at(rows + start)
+            dealer = _dealer(segment.spread, quotas, segment.turn_rows, debts if start else None)
+            for name, value in zip(found, (start, dealer, counts, quotas, debts), strict=True):
+                found[name].append(value)
+            end = start + self._left(segment, quotas, dealer, counts, start)
             change = segment.next_change(rows + start)
             after = min([end, *(each.position for each in later[:1]), *([] if change is None else [change - rows])])
             if after >= end:
                 break
-            counts = [count + more for count, more in zip(counts, dealer.counts(after - start), strict=True)]
+            dealt = dealer.counts(after - start)
+            debts = _owed(debts, quotas, dealt, after - start)
+            counts = [count + more for count, more in zip(counts, dealt, strict=True)]
             start = after
             while later and later[0].position <= start:
                 segment = later.pop(0)
-        parts = np.append(begun[0], starts), (*begun[1], *dealers), np.concatenate([begun[2], before])
-        return Dealt(*parts, end, first_own, rows)
+        return Dealt(
+            starts=np.array([*begun.get("starts", ()), *found["starts"]], dtype=np.int64),
+            dealers=(*begun.get("dealers", ()), *found["dealers"]),
+            before=np.array([*begun.get("before", ()), *found["before"]], dtype=np.int64),
+            quotas=(*begun.get("quotas", ()), *found["quotas"]),
+            debts=(*begun.get("debts", ()), *found["debts"]),
+            end=end,
+            first_own=first_own,
+            rows_before=rows,
+        )
 
     def _left(self, segment: Segment, quotas: Quotas, dealer: Dealer, counts: list[int], start: int) -> int:
         """Returns how many positions of an epoch are left from a part on, if its rule holds to the end."""

@@ -4,7 +4,9 @@ import base64
 import dataclasses
 import itertools
 import json
+import math
 import zlib
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from raylance.planning.cursor import Cursor
 from raylance.planning.delivery_spec import DeliverySpec
 from tests.helpers.orders import mix_of
 
+ROW = 2**32  # in debts
 Dealing = list[tuple[int, int]]
 
 
@@ -56,18 +59,41 @@ def histories(draw: st.DrawFn, most_segments: int = 4) -> tuple[tuple[Segment, .
 
 @dataclasses.dataclass
 class Part:
-    """Positions of an epoch from `begin` on, which one rule deals."""
+    """Positions of an epoch from `begin` on, which one rule deals, to datasets that are owed `debts` of a row."""
 
     segment: Segment
     quotas: tuple[int, ...]
     begin: int
+    debts: list[int]
 
     def __post_init__(self) -> None:
         alone = Segment(quotas=self.quotas, stop=2**62, spread=self.segment.spread)  # its end is never reached
         self.dealer = Course((alone,), (1,) * len(self.quotas)).epoch(0).dealers[0]
+        self.dealt = [0] * len(self.quotas)
 
     def deal(self, position: int) -> int:
-        return int(self.dealer.place(np.array([(position - self.begin) // self.segment.turn_rows]))[0][0])
+        turn = (position - self.begin) // self.segment.turn_rows
+        if self.segment.spread == "pattern" and all(self.quotas):
+            return int(self.dealer.place(np.array([turn]))[0][0])
+        parts = [index for index, quota in enumerate(self.quotas) if quota]
+        while len(parts) > 1:
+            left, right = parts[: len(parts) // 2], parts[len(parts) // 2 :]
+            of_left, total = (sum(self.quotas[index] for index in some) for some in (left, parts))
+            if self.begin:
+                owed, of_both = (sum(self.debts[index] for index in some) for some in (left, parts))
+                share = Fraction(owed * total - of_both * of_left, total * ROW * self.segment.turn_rows)
+                of_left, total = of_left * (2**31 // total), total * (2**31 // total)
+                phase = min(max(0, math.floor(total * (Fraction(1, 2) + share))), total - 1)
+            else:
+                phase = total // 2
+            before, after = ((at * of_left + phase) // total for at in (turn, turn + 1))
+            parts, turn = (left, before) if after > before else (right, turn - before)
+        return parts[0]
+
+    def owed(self) -> list[int]:
+        rows, total = sum(self.dealt), sum(self.quotas)
+        shares = zip(self.debts, self.quotas, self.dealt, strict=True)
+        return [debt + rows * quota * ROW // total - count * ROW for debt, quota, count in shares]
 
     def ends(self, position: int, counts: list[int], rows: tuple[int, ...]) -> bool:
         stop, which = self.segment.stop, self.deal(position)
@@ -82,20 +108,22 @@ def dealt_by_hand(segments: tuple[Segment, ...], rows: tuple[int, ...], epochs: 
     """For each position of the epochs, its dataset and how many rows this has before it; found one by one."""
     found, done = [], 0
     for epoch in range(epochs):
-        counts, dealing, rule, part = [0] * len(rows), Dealing(), None, None
+        counts, dealing, rule, part, debts = [0] * len(rows), Dealing(), None, None, [0] * len(rows)
         for position in itertools.count():
             if part is not None and part.ends(position, counts, rows):
                 break
             segment = [each for each in segments if (each.epoch, each.position) <= (epoch, position)][-1]
             knots = [(at, quotas) for at, quotas in ((-1, segment.quotas), *segment.schedule) if at <= done + position]
             if (segment, len(knots)) != rule:
-                rule, part = (segment, len(knots)), Part(segment, knots[-1][1], position)
+                debts = debts if part is None else part.owed()
+                rule, part = (segment, len(knots)), Part(segment, knots[-1][1], position, debts)
                 if part.ends(position, counts, rows):
                     break
             assert part is not None
             which = part.deal(position)
             dealing.append((which, counts[which]))
             counts[which] += 1
+            part.dealt[which] += 1
         found.append(dealing)
         done += len(dealing)
     return found
@@ -217,6 +245,25 @@ def resolved(order: MixOrder) -> MixOrder:
     found = order.resolve(Facts(rows=sum(part.rows for part in order.components), seed=0)).settings
     assert isinstance(found, MixOrder)
     return found
+
+
+@given(data=st.data())
+def test_no_dataset_starves_by_changes(data: st.DataObject) -> None:
+    """Turns began anew at each change of the weights, so that a dataset of a quarter of the rows had none."""
+    turn = data.draw(st.sampled_from([1, 8, 64]))
+    segments, wanted, position = [Segment(quotas=(3, 1, 2), stop=2**40, turn_rows=turn)], np.zeros(3), 0
+    for _ in range(data.draw(st.integers(1, 60))):
+        more = data.draw(st.integers(1, 100))
+        wanted += more * np.array(segments[-1].quotas) / sum(segments[-1].quotas)
+        position += more
+        quotas = data.draw(st.just(segments[-1].quotas) | rules(3))
+        segments.append(Segment(position=position, quotas=quotas, stop=2**40, turn_rows=turn))
+    course = Course(tuple(segments[:1]), (1000, 1000, 1000))
+    for segment in segments[1:]:
+        course = course.extended(segment)
+    counts = course.epoch(0).counts(position)
+    assert sum(counts) == position
+    assert np.abs(np.array(counts) - wanted).max() <= 3 * turn
 
 
 def test_a_step_is_of_one_dataset() -> None:
