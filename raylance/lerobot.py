@@ -77,7 +77,7 @@ def open(
     *,
     delta_timestamps: Mapping[str, Sequence[float]] | None = None,
     episodes: Sequence[int] | None = None,
-    columns: Sequence[str] | None = None,
+    columns: Sequence[str | Mapping[str, Any]] | None = None,
     size: Size | Mapping[str, Size] | None = None,
     crops: Sequence[FrameCrop] = (),
     depth_unit: Unit = "mm",
@@ -100,7 +100,8 @@ def open(
         delta_timestamps: For each feature that has several values in a sample, their times relative to the sample's, in
             seconds. Batches then also have `<feature>_is_pad`, bool (n, k).
         episodes: Numbers of the episodes to read; None for all. For their statistics, see `load_metadata`.
-        columns: Features to deliver, `task` among them; None for all but those of dtype "language".
+        columns: Features to deliver, `task` among them; None for all but those of dtype "language". A dict in the list
+            has values of further columns, as in `raylance.dataset`.
         size: Height and width to which frames and pictures are resized, or an integer for both, or a dict of these by
             feature; None if all of a feature have one size.
         crops: `raylance.images.FrameCrop` of cameras, by feature.
@@ -131,7 +132,9 @@ def open(
     _check_arguments(delta_timestamps, crops, depth_unit, tolerance_s, at_ends, filter)
     lost: list[str] = []
     metadata = find_metadata(root, storage_options, lost)
-    names = _checked_columns(metadata, columns, is_whole=not lost)
+    constants = [each for each in columns if isinstance(each, Mapping)] if isinstance(columns, list | tuple) else []
+    features: Any = [each for each in columns or () if not isinstance(each, Mapping)] if constants else columns
+    names = _checked_columns(metadata, features, is_whole=not lost)
     lost += lost_places(metadata, names)
     frames = pin_table(root, FRAMES, version, storage_options, needed_columns(metadata, names), lost)
     has_videos = not {*metadata.cameras}.isdisjoint(names) or not metadata.features
@@ -170,7 +173,7 @@ def open(
         return dataset(
             source.uri,
             version=source.version if source.branch is None else (source.branch, source.version),
-            columns=[*stored, *decode],
+            columns=[*stored, *decode, *constants],
             filter=_filter_of(chosen, filter),
             samples=windows,
             storage_options=storage_options,

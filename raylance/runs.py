@@ -1,7 +1,7 @@
 """Long runs: changing weights, leases, pinned versions, the record, checkpoints, the proof."""
 
 from raylance.api.leases import Lease, Leases
-from raylance.api.pinning import pinned
+from raylance.api.pinning import pin, unpin
 from raylance.integrations.checkpoint_files import newest_checkpoint
 from raylance.integrations.preemption import report_if_preempted
 from raylance.observe.record import open_folder
@@ -19,7 +19,8 @@ __all__ = [
     "Schedule",
     "newest_checkpoint",
     "open_folder",
-    "pinned",
+    "pin",
     "report_if_preempted",
     "seen",
+    "unpin",
 ]

@@ -128,16 +128,19 @@ def mix(
         split={name: spec.split for name, spec in zip(parts, read_specs, strict=True)},
         cost={name: spec.cost for name, spec in zip(parts, read_specs, strict=True)} if costs else None,
     )
+    order = MixOrder(
+        components=components,
+        stop=stop,
+        spread="tree",
+        schedule=() if schedule is None else schedule.quotas(weights, row_costs),
+        turn_rows=check_integer("mix(): turn_rows", turn_rows, 1),
+        row_costs=None if row_costs is None else tuple(row_costs),
+    )
+    if turn_rows > 1:
+        _check_turns(order)
     spec = Opened.of(
         read_spec,
-        order=MixOrder(
-            components=components,
-            stop=stop,
-            spread="tree",
-            schedule=() if schedule is None else schedule.quotas(weights, row_costs),
-            turn_rows=check_integer("mix(): turn_rows", turn_rows, 1),
-            row_costs=None if row_costs is None else tuple(row_costs),
-        ),
+        order=order,
         seed=delivery_specs[0].seed,
         remainder=at_end,
         empty_batches=may_be_empty,
@@ -146,6 +149,18 @@ def mix(
         balance=balance,
     )
     return Dataset(spec)
+
+
+def _check_turns(order: MixOrder) -> None:
+    """Raises ConfigError if an epoch ends before a dataset has had a turn."""
+    dealt = order.course.epoch(0)
+    shares = zip(order.components, dealt.quotas[-1], dealt.counts(dealt.end), strict=True)
+    if left := [part.name for part, quota, count in shares if quota and not count]:
+        raise ConfigError(
+            f"mix(): an epoch has {dealt.end:,} rows with stop={order.stop!r}, and {', '.join(left)} would have no "
+            f"turn of {order.turn_rows:,} rows in it. Give a smaller turn_rows=, or a longer epoch: stop= as a number "
+            "of rows."
+        )
 
 
 def _flat(parts: Mapping[str, tuple[Dataset, float]], weigh: str) -> Iterator[tuple[str, tuple[Dataset, Any]]]:
@@ -296,6 +311,11 @@ def _check_alike(
             f'mix(): {name!r} has the order "bucket", and a step has rows of all datasets, whose buckets would '
             'differ. Use another order, such as "window"; budget= and balance= work with all orders.'
         )
+    if spec.on_new_version != "refuse":
+        raise ConfigError(
+            f"mix(): {name!r} has version=Newest(when={spec.on_new_version!r}), and the datasets of a mixture keep "
+            "their versions to the end of the run. Leave when= out, and add new rows as another dataset."
+        )
     if spec.window_bytes is not None:
         raise ConfigError(
             f"mix(): {name!r} has window_bytes={spec.window_bytes:,} of its own, and the datasets of a mixture "
@@ -313,7 +333,8 @@ def _check_alike(
 
 
 def _sorted(schema: pa.Schema) -> pa.Schema:
-    return pa.schema(sorted(schema, key=lambda field: field.name))
+    """Returns what columns of two datasets that share batches have in common: names and types."""
+    return pa.schema(sorted((field.with_nullable(True) for field in schema), key=lambda field: field.name))
 
 
 def _fields(schema: pa.Schema) -> str:

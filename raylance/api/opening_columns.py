@@ -185,9 +185,16 @@ def _open_derived(asked: Asked, stored: Stored, names: list[str]) -> AddedColumn
         if each.column in taken:
             kind = type(each).__name__
             raise ConfigError(f"{kind}({each.column!r}): batches have another column of this name. Choose another one.")
+        if each.column in (COMPONENT, DRAW, ROW_OFFSET, SEED, VALID):
+            raise ConfigError(f"{each.column!r} is a name of raylance's own columns. Choose another one.")
         taken.append(each.column)
         each.check(opened.schema, opened.uri)
         names += [name for name in each.needs if name not in names]
+    if derived and not names:
+        raise ConfigError(
+            f"columns= has no stored column, but {', '.join(map(repr, by_name))} with one value in all rows. Name one "
+            f"of {', '.join(opened.schema.names)}, too."
+        )
     videos = {each.column: open_video(each, stored.storage_options) for each in derived if isinstance(each, Video)}
     for_videos = {name for each in derived if each.column in videos for name in each.needs}
     return AddedColumns(

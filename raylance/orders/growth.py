@@ -180,10 +180,10 @@ def ungrown(order: Order) -> Order:
 
 
 def grow(order: Order, growth: Growth) -> Order:
-    """Returns an order with more rows from a place on. It takes the place of growths that were to come later."""
+    """Returns an order with more rows from a place on. Those that were to come later come there, too."""
     known = order.growths if isinstance(order, Grown) else ()
-    kept = tuple(each for each in known if each.place < growth.place)
-    if len(kept) < len(known):
-        first = known[len(kept)]
-        growth = dataclasses.replace(first, epoch=growth.epoch, position=growth.position)
+    kept = (
+        dataclasses.replace(each, epoch=growth.epoch, position=growth.position) if each.place > growth.place else each
+        for each in known
+    )
     return Grown(of=ungrown(order), growths=(*kept, growth), shard_rows=order.shard_rows)

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -22,7 +23,8 @@ from raylance.source.retrying import Wanted, always
 from raylance.source.storage_options import StorageOptions
 
 T = TypeVar("T")
-_MOST_CONSTANT_BYTES = 65_536  # of a value that states hold
+_MOST_CONSTANT_BYTES = 16_384  # of a value that states hold as text of twice this length
+_SHOWN_CONSTANT = 60  # most characters of a value that messages show
 
 
 class Derived(Setting, abc.ABC):
@@ -143,7 +145,7 @@ class Renamed(Made):
         return pa.ExtensionArray.from_storage(kind, pa.FixedSizeListArray.from_arrays(values, size))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Constant(Made):
     """A column that has one value in all rows, such as one that a dataset of a mixture lacks. In `columns` of
     `raylance.dataset`, a dict of values by name gives such columns.
@@ -162,20 +164,29 @@ class Constant(Made):
         fixed size, several a tensor.
 
         Raises:
-            ConfigError: If Arrow cannot hold the value, or it is larger than 64 KiB.
+            ConfigError: If the name is no text; if Arrow cannot hold the value; if it has nulls, or is larger than 16
+                KiB.
         """
+        check_name("columns=: the name of a value", column)
+        value = value.item() if isinstance(value, np.ndarray) and not value.ndim else value
         try:
-            if isinstance(value, np.ndarray) and value.ndim:
-                one = pa.FixedSizeListArray.from_arrays(pa.array(value.ravel()), value.size)
-                if value.ndim > 1:
-                    kind = pa.fixed_shape_tensor(one.type.value_type, value.shape)
-                    one = pa.ExtensionArray.from_storage(kind, one)
+            if isinstance(value, np.ndarray):
+                flat = pa.array(value.ravel())
+                if flat.null_count or (value.ndim > 1 and not pa.types.is_primitive(flat.type)):
+                    raise ValueError(f"an array of {flat.type} with {value.ndim} axes and {flat.null_count} nulls")
+                one: pa.Array = pa.FixedSizeListArray.from_arrays(flat, value.size)
+                if not value.size:
+                    one = pa.array([[]], pa.list_(flat.type))
+                elif value.ndim > 1:
+                    one = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(flat.type, value.shape), one)
             else:
                 scalar = value if isinstance(value, pa.Scalar) else None
                 one = pa.array([value if scalar is None else scalar.as_py()], None if scalar is None else scalar.type)
-        except (pa.ArrowException, TypeError, ValueError) as error:
+            if one.null_count:
+                raise ValueError("a null")
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"columns=: {column!r} has the value {value!r:.200}, which Arrow does not hold ({error}). Give a "
+                f"columns=: {column!r} has the value {value!r:.200}, which no column can have ({error}). Give a "
                 "number, a text, bytes, a NumPy array or a scalar of pyarrow."
             ) from error
         sink = pa.BufferOutputStream()
@@ -193,6 +204,14 @@ class Constant(Made):
     def needs(self) -> tuple[str, ...]:
         """See `Derived.needs`."""
         return ()
+
+    def __repr__(self) -> str:
+        values = self._value()
+        shown = repr(values[0].as_py())
+        if len(shown) > _SHOWN_CONSTANT:
+            key = hashlib.blake2b(self.content, digest_size=4).hexdigest()
+            shown = f"<{values.type}, {len(self.content):,} bytes, {key}>"
+        return f"{type(self).__name__}({self.column!r}, {shown})"
 
     def _value(self) -> pa.ChunkedArray:
         return pa.ipc.open_stream(self.content).read_all().column(0)

@@ -165,7 +165,7 @@ class TableRows(RowSource):
     @property
     def sources(self) -> tuple[Source, ...]:
         """See `RowSource.sources`."""
-        return (self.pinned,)
+        return (self.pinned, *(each.source for each in self.added.videos))
 
     @property
     def run_rows(self) -> int:

@@ -141,6 +141,25 @@ def test_a_run_over_growing_data_is_proven(uri: str, tmp_path: Path) -> None:
     assert [(one.status, one.epoch, one.end) for one in proof.epochs] == [("proven", 0, 140), ("proven", 1, 60)]
 
 
+@pytest.mark.promise("P1", "P5")
+@pytest.mark.parametrize("whens", [["next_epoch"] * 4, ["next_epoch", "next_epoch", "now", "now"], ["now"] * 4])
+def test_many_restarts_in_one_epoch_are_proven(uri: str, tmp_path: Path, whens: list[str]) -> None:
+    """Versions between two others, of which no epoch had the rows, were forgotten."""
+    folder, state, ids = str(tmp_path / "run"), None, list[int]()
+    for number, when in enumerate(whens):
+        with opened(uri, when).loader(runtime="threads", record=folder, name="train") as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            ids += take(loader, 2 if number < 3 else 1000)
+            state = json.loads(json.dumps(loader.state_dict()))
+        append(uri, 100 + 10 * number, 10)
+    assert sorted(ids) == [*range(130 if "now" in whens else 100)]
+    (proof,) = raylance.prove_run(folder).datasets
+    assert [one.status for one in proof.epochs] == ["proven"]
+    with continued(uri, state or {}, whens[-1]) as loader:
+        assert sorted(take(loader)) == [*range(140)]
+
+
 def test_what_is_no_growth_is_refused_in_the_middle_of_an_epoch(uri: str) -> None:
     _, state = begun(uri, 4)
     append(uri, 100, 30)

@@ -73,18 +73,44 @@ def test_a_restart_may_change_the_turns(parts: Any) -> None:
     assert {int(batch["has_action"].sum()) for batch in after} == {6}
 
 
-@pytest.mark.parametrize("value", [object(), np.array([object(), 1]), np.zeros((3, 224, 224))])
+@pytest.mark.parametrize(
+    "value",
+    [object(), np.array([object(), 1]), np.zeros((3, 224, 224)), None, 2**63, np.array([["a", "b"]]), [None, 1, "a"]],
+)
 def test_a_value_that_no_column_holds_is_refused(write_dataset: Callable[..., str], value: Any) -> None:
     with pytest.raises(ConfigError, match="extra"):
         raylance.dataset(write_dataset(pa.table({"id": [1, 2]})), columns=["id", {"extra": value}])
 
 
-def test_a_constant_does_not_take_the_name_of_a_stored_column(write_dataset: Callable[..., str]) -> None:
-    with pytest.raises(ConfigError, match="'id'"):
-        raylance.dataset(write_dataset(pa.table({"id": [1, 2]})), columns=["id", {"id": 3}])
+@pytest.mark.parametrize("name", ["id", "_rowoffset", "_valid", "_component", "", 3])
+def test_a_constant_has_a_name_of_its_own(write_dataset: Callable[..., str], name: Any) -> None:
+    with pytest.raises(ConfigError, match=repr(name)):
+        raylance.dataset(write_dataset(pa.table({"id": [1, 2]})), columns=["id", {name: 3}])
 
 
-@pytest.mark.parametrize("value", [3, 2.5, True, "text", b"\x00\xff", np.float32(1.5), np.arange(6).reshape(2, 3)])
+def test_a_dataset_of_constants_alone_is_refused(write_dataset: Callable[..., str]) -> None:
+    with pytest.raises(ConfigError, match="id"):
+        raylance.dataset(write_dataset(pa.table({"id": [1, 2]})), columns=[{"x": 3}])
+
+
+def test_a_stored_column_without_nulls_is_mixed_with_a_constant(write_dataset: Callable[..., str]) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("x", pa.int64(), nullable=False)])
+    whole = raylance.dataset(write_dataset(pa.table({"id": [1, 2], "x": [5, 6]}, schema=schema)))
+    other = raylance.dataset(write_dataset(pa.table({"id": [3, 4]})), columns=[{"x": 7}, "id"])
+    with raylance.mix({"a": (whole, 1), "b": (other, 1)}).loader() as loader:
+        (batch,) = loader.iter_batches(global_batch_size=4)
+    assert sorted(zip(batch["id"].tolist(), batch["x"].tolist(), strict=True)) == [(1, 5), (2, 6), (3, 7), (4, 7)]
+
+
+def test_a_dataset_that_would_have_no_turn_is_refused(parts: Any) -> None:
+    for arguments in ({"turn_rows": 200}, {"turn_rows": 8, "stop": 16}):
+        with pytest.raises(ConfigError, match="texts"):
+            raylance.mix(parts, **arguments)
+
+
+@pytest.mark.parametrize(
+    "value", [3, 2.5, True, "text", b"\x00\xff", np.float32(1.5), np.array(7), np.arange(6).reshape(2, 3)]
+)
 def test_constants_come_as_they_are(write_dataset: Callable[..., str], value: Any) -> None:
     data = raylance.dataset(write_dataset(pa.table({"id": [1, 2, 3]})), columns=["id", {"extra": value}])
     found = data.take([2, 0])
