@@ -505,7 +505,7 @@ class Course:
         if found + start >= _MOST_POSITIONS:
             raise ConfigError(
                 f'mix(): with stop="{segment.stop}" an epoch has {found:.3g} rows, and positions have 63 bits. Raise '
-                "the smallest weight, or give stop= as a number of rows."
+                "the smallest weight, lower turn_rows, or give stop= as a number of rows."
             )
         return found
 

@@ -143,6 +143,20 @@ def test_a_run_resumes_and_its_state_opens_it_again(robots: Robots, root: str) -
     assert EpochAudit(again, state=state).count().ok
 
 
+def test_columns_with_one_value_come_beside_features(robots: Robots, root: str) -> None:
+    lacking = {"tokens": np.arange(4), "has_action": True}
+    data = lerobot.open(root, columns=["action", lacking])
+    raylance.runs.pin(data, "run")
+    with data.loader() as loader:
+        batch = next(iter(loader.iter_batches(global_batch_size=20)))
+        state = loader.state_dict()
+    assert {*batch} == {"action", "tokens", "has_action"}
+    assert batch["tokens"].tolist() == [[0, 1, 2, 3]] * 20
+    assert batch["has_action"].all()
+    assert reopen(state).schema.equals(data.schema)
+    raylance.runs.unpin(data, "run")
+
+
 def test_a_dataset_on_the_hub(robots: Robots, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some requests are refused, because there were too many."""
     with hub(Path(root), busy=range(5, 500, 30)) as (address, requests):

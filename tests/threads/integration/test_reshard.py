@@ -44,6 +44,9 @@ def test_helpers_stay_and_records_name_the_change(data: raylance.Dataset, tmp_pa
     [
         (lambda loader: loader.repeat(), "repeat\\(\\) without a step to repeat"),
         (lambda loader: loader.seek(3), "how many rows a step has is not known"),
+        (lambda loader: loader.skip(3), "how many rows a step has is not known"),
+        (lambda loader: loader.skip(0, global_batch_size=BATCH), "skip\\(\\): steps"),
+        (lambda loader: loader.skip(1, global_batch_size=BATCH, reason=5), "reason=5"),
         (lambda loader: loader.seek(-1, global_batch_size=BATCH), "seek\\(\\): global_step"),
         (lambda loader: loader.seek(1, global_batch_size=0), "global_batch_size=0"),
         (lambda loader: (loader.prepare(global_batch_size=BATCH), loader.seek(3, max_rows=3)), "max_rows=3"),

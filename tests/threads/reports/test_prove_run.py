@@ -362,6 +362,44 @@ def test_set_epoch_rolls_nothing_back(uri: str, tmp_path: Path) -> None:
     assert values(proof)[1] == ("data", 1, 2**40 - 1, "unproven", 0)
 
 
+@pytest.mark.promise("P1", "P10")
+@pytest.mark.parametrize("begun", [0, 1])
+@pytest.mark.parametrize("steps", [2, 3, 5, 12])
+def test_a_spike_is_passed_over_after_a_return_to_a_checkpoint(
+    uri: str, tmp_path: Path, begun: int, steps: int
+) -> None:
+    """`seek` after a restore was a lost record, or rows that were rolled back counted: 7 steps of 40 are an epoch."""
+    data = open_data(uri)
+    folder = tmp_path / "run"
+    state = train(data, folder, 2)
+    train(data, folder, 3, state=state)  # the spike, whose steps are rolled back
+    loaders = [data.loader(rank=rank, world_size=2, runtime="threads", record=str(folder)) for rank in range(2)]
+    for loader in loaders:
+        loader.load_state_dict(state)
+
+    def batches_of(loader: raylance.RankLoader) -> Iterator[Any]:
+        while True:
+            yield from loader.iter_batches(global_batch_size=40, with_row_offset=True)
+
+    seen: list[int] = []
+    for number, batches in enumerate(zip(*map(batches_of, loaders), strict=True)):
+        seen += [int(row) for batch in batches for row in batch["_rowoffset"]]
+        if number == begun:
+            for loader in loaders:
+                loader.skip(steps, reason="loss spike")
+        if loaders[0].global_step >= 21:
+            break
+    for loader in loaders:
+        loader.close()
+    assert len(seen) == 40 * (21 - 2 - steps)
+    proof = raylance.prove_run(folder)
+    assert proof.ok, proof
+    (found,) = proof.datasets
+    assert sum(one.rows * one.epochs for one in found.epochs) == len(seen) + 80
+    where = raylance.runs.seen(folder, [*range(330)])
+    assert sorted(where[(where.epoch > 0) | (where.position >= 80)].row_offset) == sorted(seen)
+
+
 def test_what_no_record_holds_is_not_proven(uri: str, tmp_path: Path) -> None:
     with open_data(uri).loader(runtime="threads", record=False) as loader:
         state = take(loader, 14)
