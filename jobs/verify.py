@@ -110,6 +110,7 @@ def rows_of_step(epoch: raylance.audit.EpochAudit, args: argparse.Namespace) -> 
     rows = [{name: shown(value) for name, value in row.items()} for row in frame.to_dict("records")]
     for row in [{name: name for name in frame}] * bool(rows) + rows:
         print(*row.values(), sep="\t")
+    print("To pass over this step, call loader.skip(1, reason=…) on every rank before it.", file=sys.stderr)
     return {"epoch": epoch.epoch, "step": args.step, "rows": rows}
 
 
