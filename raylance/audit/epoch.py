@@ -16,7 +16,6 @@ from raylance.arguments import check_integer
 from raylance.audit.selected import Part, Step, Tally, parts_of
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID, split_offsets
 from raylance.errors import ConfigError, StateError
-from raylance.orders.growth import Grown
 from raylance.orders.mixture import MixOrder
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.cursor import Cursor
@@ -98,7 +97,7 @@ class EpochAudit:
             budget: Cost of a step, in place of `global_batch_size`.
             world_size: Number of data-parallel ranks; 1 by default.
             epoch: The epoch; 0 by default.
-            position: Position in the epoch at which to begin.
+            position: Position in the epoch at which to begin; 0 begins where rows have changed last in the epoch.
             state: The content of a `raylance_state.json` of the run. It gives the sizes of the order, and the values of
                 size, `world_size` and `epoch` if they are left out, but not `position`. The dataset may lie elsewhere
                 now, and may deliver other columns.
@@ -129,7 +128,13 @@ class EpochAudit:
         self.epoch = check_integer("epoch", given["epoch"] or 0, 0)
         self.position = check_integer("position", position, 0)
         self.plan: Plan = make_plan(delivery_spec, size=size, dp_size=world, reader_bytes=Options().reader_bytes)
-        rows = self.plan.rows_of(self.epoch)
+        rows, known = self.plan.rows_of(self.epoch), self.plan.order.epoch(self.epoch).known_from
+        self.position = self.position or known
+        if self.position < known:
+            raise ConfigError(
+                f"position={position}: rows of the run have changed at position {known} of epoch {self.epoch}, and may "
+                "be gone. Audit what lies before with a checkpoint of before, and with the version that it names."
+            )
         if self.position >= rows:
             raise ConfigError(
                 f"position={position}: the epoch has {rows:,} rows. There is nothing to audit. Begin "
@@ -212,7 +217,8 @@ class EpochAudit:
             if due is None or not (np.array_equal(rows, due.rows) and np.array_equal(real, due.real)):
                 wrong.append(number)
         end = self._end
-        for rest in itertools.chain(self._rows(0, self.position), self._rows(end, plan.rows_of(self.epoch))):
+        first = plan.order.epoch(self.epoch).known_from
+        for rest in itertools.chain(self._rows(first, self.position), self._rows(end, plan.rows_of(self.epoch))):
             tally.add(rest)
         found, faults = self._compare(tally)
         if tally.foreign:
@@ -295,11 +301,14 @@ class EpochAudit:
         return Step(offsets=own, real=positions < self.plan.rows_of(self.epoch), components=components)
 
     def _of_epoch(self, part: Part) -> BoolArray:
-        """Returns which rows of a dataset Lance selects; those that the epoch has, if more were appended later."""
+        """Returns which rows of a dataset Lance selects; those that the epoch has, if rows change in its course."""
         selected = part.selected()
-        if not isinstance(self._delivery_spec.order, Grown):
+        if self.epoch >= self.plan.order.alike_from or self.plan.order.repeats:
             return selected
-        return selected & (np.cumsum(selected) <= self.plan.rows_of(self.epoch))
+        epoch, numbers = self.plan.order.epoch(self.epoch), np.flatnonzero(selected)
+        found = np.zeros_like(selected)
+        found[numbers[epoch.rows(np.arange(epoch.known_from, epoch.epoch_rows))]] = True
+        return found
 
     def _rows(self, low: int, high: int) -> Iterator[Int64Array]:
         """Yields the rows at positions [low, high) in blocks."""
@@ -344,7 +353,8 @@ class EpochAudit:
         standings = self._delivery_spec.order.standings(self.epoch, end)
         for part, selected, times, draws in zip(self._parts, tally.selected, tally.times, drawn.times, strict=True):
             count, of = int(selected.sum()), f" of {part.name}" * bool(part.name)
-            planned = end if isinstance(self._delivery_spec.order, Grown) else part.rows
+            has_all = self.epoch >= self.plan.order.alike_from or bool(standings)
+            planned = part.rows if has_all else end - self.plan.order.epoch(self.epoch).known_from
             if count != planned:
                 faults.append(f"Lance selects {count:,} rows{of}, the plan has {planned:,}")
             # A mixture repeats a dataset only as a whole, so its rows come `passes` times, and some of them once more.

@@ -13,7 +13,7 @@ from raylance.api.opening_samples import kind_of, take_samples
 from raylance.columns import COMPONENT
 from raylance.descriptions import CLASS, is_description, kind_of_setting, read_description, read_setting
 from raylance.errors import ConfigError, StateError
-from raylance.orders.growth import Grown, as_recorded
+from raylance.orders.changed import Changed, as_recorded
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Order
 from raylance.orders.registry import ORDERS
@@ -147,8 +147,8 @@ def _samples(described: Any) -> Samples:
 
 
 def _order(name: Any = None, **params: Any) -> Order:
-    """Returns the order that a checkpoint holds; the checkpoint says how its rows became more."""
-    if name == Grown.name:
+    """Returns the order that a checkpoint holds, as it was last."""
+    if name == Changed.name:
         return _order(**params["of"])
     kind = _RECORDED.get(name)
     if kind is None:

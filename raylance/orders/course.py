@@ -539,7 +539,7 @@ def stages_between(
 
 def write_schedule(schedule: tuple[tuple[int, Quotas], ...]) -> Any:
     """Returns a schedule as JSON-able values, which `read_schedule` reads."""
-    return _packed([[rows, [*quotas]] for rows, quotas in schedule])
+    return packed([[rows, [*quotas]] for rows, quotas in schedule])
 
 
 def read_schedule(value: Any, components: int) -> tuple[tuple[int, Quotas], ...]:
@@ -561,7 +561,7 @@ def write_segments(segments: Sequence[Segment]) -> Any:
         fields = {name: getattr(segment, name) for name in defaults if getattr(segment, name) != defaults[name]}
         fields["quotas"] = [*segment.quotas]
         found.append(fields | ({"schedule": write_schedule(segment.schedule)} if segment.schedule else {}))
-    return _packed(found)
+    return packed(found)
 
 
 def read_segments(value: Any, components: int) -> tuple[Segment, ...]:
@@ -604,7 +604,8 @@ def _count(value: Any) -> int:
     return value
 
 
-def _packed(values: list[Any]) -> Any:
+def packed(values: list[Any]) -> Any:
+    """Returns a list for a checkpoint, as `unpacked` reads it: compressed if it is long."""
     if len(values) <= _MOST_PLAIN:
         return values
     return {"packed": base64.b85encode(zlib.compress(json.dumps(values).encode(), 9)).decode()}

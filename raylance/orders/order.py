@@ -229,6 +229,13 @@ class Resolved:
         """The first epoch from which on all have `epoch_rows` positions."""
         return 0
 
+    @property
+    def known_from(self) -> tuple[int, int]:
+        """The first epoch and position whose rows are selected now: (0, 0), unless rows have changed in the course of a
+        run.
+        """
+        return 0, 0
+
     def custom_parts(self) -> "list[Resolved]":
         """Returns the custom orders among this order and its components."""
         return [self] if self.is_custom else []
@@ -302,6 +309,17 @@ class Epoch:
     def epoch_rows(self) -> int:
         """Number of positions of this epoch: that of all epochs, unless the order changes in the course of a run."""
         return self.order.epoch_rows
+
+    @property
+    def known_from(self) -> int:
+        """The first position whose row is selected now; see `Resolved.known_from`."""
+        return 0
+
+    def earlier(self, positions: Int64Array) -> "Iterator[tuple[int, BoolArray, Int64Array]]":
+        """Yields, for each earlier segment of the run that has some positions before `known_from`: its number, from 0;
+        which positions, bool, (n,); and the rows there, as they were numbered in it, int64.
+        """
+        yield from ()
 
     def round(self, number: int) -> Round:
         """Returns a round, counted from 0. Only orders with buckets have rounds."""

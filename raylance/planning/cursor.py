@@ -3,14 +3,25 @@
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from raylance.arguments import check_integer
-from raylance.errors import ConfigError
-from raylance.orders.growth import Growth, as_recorded, can_grow, grow, ungrown
+from raylance.errors import ConfigError, StateError
+from raylance.orders.changed import (
+    Change,
+    Changed,
+    Find,
+    as_recorded,
+    can_change,
+    could_change,
+    left_rows,
+    since,
+    table_of,
+    unchanged,
+)
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import WINDOW_BYTES
 from raylance.orders.permutation import Int64Array
@@ -18,7 +29,7 @@ from raylance.orders.shuffles import Sequential
 from raylance.planning.delivery_spec import DeliverySpec, make_plan
 from raylance.planning.plan import Plan
 from raylance.planning.shards import NO_SHARDS, list_shards
-from raylance.planning.state import State, Versions, check_state, damaged, parse_state
+from raylance.planning.state import NoVersions, State, Versions, check_state, damaged, parse_state
 from raylance.planning.step_size import CostLimit, Remainder, Size
 
 logger = logging.getLogger(__name__)
@@ -45,12 +56,16 @@ class Cursor:
         origin: Mapping[str, Any],
         delivery_spec: DeliverySpec,
         versions: Versions | None = None,
+        *,
+        keeps_changes: bool = False,
     ) -> None:
         """Begins at the start of epoch 0. `origin` holds the fields of a state that `ReadSpec.origin` returns;
-        `versions` is the `RowSource` of the rows.
+        `versions` is the `RowSource` of the rows. With `keeps_changes`, states tell what has changed in all epochs, not
+        only in the present one.
         """
-        self._origin, self.delivery_spec, self._versions = origin, delivery_spec, versions
-        self._given = delivery_spec.order  # before a pass or a state has filled in its sizes, or changed it
+        self._origin, self.delivery_spec, self._versions = origin, delivery_spec, versions or NoVersions()
+        self._given = delivery_spec  # before a pass or a state has filled in the sizes of its order, or changed it
+        self._keeps_changes = keeps_changes
         self._rows_of: Mapping[str, Any] | None = None
         self.epoch = self.position = self.step = self.global_step = 0
         self.holder: object = None
@@ -75,6 +90,9 @@ class Cursor:
         """
         epoch = check_integer("set_epoch(): epoch", epoch, 0)
         given_up = self.position if epoch == self.epoch else 0
+        order = self.delivery_spec.order
+        if isinstance(order, Changed) and (epoch, 0) < order.changes[-1].place:  # it begins anew, with the present rows
+            self.delivery_spec = dataclasses.replace(self.delivery_spec, order=order.of, tables=self._given.tables)
         self.epoch, self.position, self.step = epoch, 0, 0
         self._before = self.holder = None
         return given_up
@@ -114,7 +132,7 @@ class Cursor:
         if self._before is not None and self._before[3] == global_step:
             return self.take_back()
         ahead, left = global_step - self.global_step, plan.steps(self.epoch, self.position)
-        self._before = None
+        here, self._before = self.place, None
         if 0 <= ahead < left:
             position = plan.after(self.epoch, self.position, ahead)
             self.place = self.epoch, position, self.step + ahead, global_step
@@ -133,6 +151,13 @@ class Cursor:
                     f"{self.epoch}: with {plan.step_text} no step begins there. Go to a step of this epoch, or load a "
                     "state of that step."
                 )
+        if self.place[:2] < (known := plan.order.known_from):
+            self.place = here
+            raise ConfigError(
+                f"seek({global_step}) from step {self.global_step}: that step lies before position {known[1]} of epoch "
+                f"{known[0]}, where the rows of the run have changed, and its rows may be gone. Go to a later step, or "
+                "load a state of that step with the version that it names."
+            )
         return True
 
     def _go_to(self, plan: Plan, epoch: int, step: int, global_step: int) -> bool:
@@ -251,24 +276,31 @@ class Cursor:
         Raises:
             StateError: If the state is damaged, too old or too new, or belongs to other rows or another order.
         """
-        saved, present = parse_state(state), self.delivery_spec
-        before = dataclasses.replace(present, order=self._given)
+        saved, present, given = parse_state(state), self.delivery_spec, self._given
         with _damaging():
-            self.delivery_spec = dataclasses.replace(before, order=as_recorded(self._given, saved.order))
-        may_grow = before.on_new_version != "refuse" and can_grow(ungrown(self._given), has_tables=bool(before.tables))
+            order = as_recorded(given.order, saved.order)
+            if isinstance(order, Changed) and not self._keeps_changes:
+                saved = dataclasses.replace(saved, order=since(saved.order, saved.epoch))
+                order = as_recorded(given.order, saved.order)
+        may_change = given.on_new_version != "refuse" and could_change(saved.order, given.order)
+        may_change &= can_change(given.order, has_tables=bool(given.tables))
+        self.delivery_spec = dataclasses.replace(given, order=order)
         try:
-            moved = check_state(saved, self.state(None, 1), self._versions, may_grow=may_grow)
+            current = self.state(None, 1)
+            moved = check_state(
+                saved, current, self._versions, may_change=may_change, may_begin=not self._keeps_changes
+            )
             with _damaging():
-                recorded = self.delivery_spec.order.adopt(saved.order)
+                recorded = order.adopt(saved.order)
             saved = _continue(saved, dataclasses.replace(self.delivery_spec, order=recorded, rows=saved.rows))
-            spec = _adopt(before if isinstance(before.order, MixOrder) else self.delivery_spec, saved)
+            spec = _adopt(given if isinstance(given.order, MixOrder) else self.delivery_spec, saved)
         finally:
             self.delivery_spec = present
+        if moved.has_changed:
+            spec = self._changed(spec, saved)
+        elif isinstance(spec.order, Changed):
+            spec = self._with_left_rows(spec, spec.order, saved.epoch)
         order, change = spec.order.after(saved.order, saved.epoch, saved.position)
-        if moved.has_grown:
-            order = grow(order, _growth(saved, before.on_new_version))
-        elif moved.has_other_rows:  # positions of earlier epochs would mean other rows
-            order = ungrown(order)
         spec, self._rows_of = dataclasses.replace(spec, order=order), moved.rows_of
         if change:
             logger.warning(
@@ -281,6 +313,61 @@ class Cursor:
         self.epoch, self.position, self.step = saved.epoch, saved.position, saved.step
         self._before = self.holder = None
         return saved
+
+    def _changed(self, spec: DeliverySpec, saved: State) -> DeliverySpec:
+        """Returns the rows to deliver if other ones than those of a state, or another order, come from there on."""
+        order = spec.order
+        last = Change(
+            epoch=saved.epoch,
+            position=saved.position,
+            left=spec.rows,
+            takes_new=not saved.position or spec.on_new_version == "now",
+            keeps=self._versions.has_grown_from(saved.before),
+            before=saved.before,
+        )
+        own, known = unchanged(order), order.changes if isinstance(order, Changed) else ()
+        changed = Changed(of=own, changes=(*known, last), shard_rows=own.shard_rows)
+        return self._with_left_rows(spec, changed, saved.epoch, is_new=True)
+
+    def _with_left_rows(self, spec: DeliverySpec, order: Changed, epoch: int, *, is_new: bool = False) -> DeliverySpec:
+        """Returns the rows to deliver by an order that has changed, with the tables of what is left of an epoch.
+        `is_new` says that the last change is not in a state yet.
+        """
+        resolved = dataclasses.replace(spec, order=order).resolved_order
+        tables = left_rows(resolved, epoch, self._find(order.changes))
+        counted = [
+            dataclasses.replace(each, left=len(tables.get(table_of(number), range(each.left))))
+            for number, each in enumerate(order.changes)
+        ]
+        known = len(counted) - is_new
+        if counted[:known] != [*order.changes[:known]]:
+            raise damaged(
+                f"{[each.left for each in order.changes]} rows are left at {[each.place for each in counted]}"
+            )
+        return dataclasses.replace(
+            spec, order=dataclasses.replace(order, changes=tuple(counted)), tables={**self._given.tables, **tables}
+        )
+
+    def _find(self, changes: Sequence[Change]) -> Find:
+        """Returns a function that finds rows after changes: see `Find`."""
+        facts = [*(each.before for each in changes), None]
+
+        def find(of: int, to: int, rows: Int64Array) -> Int64Array:
+            if all(each.keeps for each in changes[of:to]):
+                return rows
+            found = self._versions.find_rows(facts[of] or {}, facts[to], rows)
+            if found is None:
+                old, new = (each["version"] if each else self._origin["version"] for each in (facts[of], facts[to]))
+                raise StateError(
+                    f"version {old} of the dataset and version {new} cannot be compared row by row, so it is not known "
+                    f"which rows are left of epoch {changes[-1].epoch}. Nothing was loaded. Either a clean-up removed "
+                    "versions, which raylance.runs.pin prevents, or rows were moved or written anew, such as by a "
+                    "compaction of a dataset without stable row IDs. Take the version of the checkpoint to the end of "
+                    "the epoch, or begin an epoch by set_epoch()."
+                )
+            return found
+
+        return find
 
     def completed_shards(self) -> Int64Array:
         """Returns the IDs of the shards whose rows were all consumed in this epoch: int64, ascending, shape (k,)."""
@@ -319,18 +406,6 @@ def _adopt(spec: DeliverySpec, saved: State) -> DeliverySpec:
             spec.window_bytes,
         )
     return dataclasses.replace(spec, window_bytes=saved.window_bytes)
-
-
-def _growth(saved: State, when: str) -> Growth:
-    """Returns the growth of a dataset since a state."""
-    place = (saved.epoch, saved.position) if when == "now" else (saved.epoch + (saved.position > 0), 0)
-    return Growth(
-        epoch=place[0],
-        position=place[1],
-        rows=saved.rows,
-        fingerprint=saved.fingerprint,
-        **saved.rows_of or {"version": saved.version, "identity": saved.identity},
-    )
 
 
 def _continue(saved: State, spec: DeliverySpec) -> State:

@@ -27,9 +27,15 @@ class LoaderHistory:
     process: str = ""  # a key of the loader's process; "" if unknown
     begun_s: float = 0.0  # when the loader was made
     ended_s: float = 0.0  # when it handed out its last row, by the same clock
-    # Keys of the selected rows, see `selection_of`. Intervals of different ones are not added up; others may follow.
+    # Keys of the selected rows, see `selection_of`; and, by epoch, those of the rows that the epoch had before they
+    # changed in its middle. Intervals of different selections are not added up; others may follow.
     selection: tuple[str, ...] = ()
+    earlier: Mapping[int, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     plan: str = ""  # a key of the plan that the rows are compared with
+
+    def selections_in(self, epoch: int) -> tuple[str, ...]:
+        """Returns the keys of the selected rows of an epoch, in the order in which it has had them."""
+        return self.earlier.get(epoch, ()) + self.selection
 
     def share_of(self, interval: Interval) -> RankAndSize:
         """Returns the data-parallel rank and size that the rows of an interval belong to."""
@@ -343,7 +349,7 @@ def _epoch_line(epoch: int, runs: Sequence[_Stretch], furthest: Place, forgotten
         passed_over=tuple(gap for gap in _outside(spans, reach) if _is_passed_over(epoch, gap, jumps)),
         besides=sum(interval.digest.rows for interval in besides),
         came_again=bool(besides) or overlap,
-        doubt=_doubt(runs, is_forgotten=(epoch, 0) < forgotten) or doubt,
+        doubt=_doubt(runs, epoch, is_forgotten=(epoch, 0) < forgotten) or doubt,
         plan=runs[0].history.plan,
     )
 
@@ -360,10 +366,10 @@ def _is_passed_over(epoch: int, gap: tuple[int, int | None], jumps: Sequence[Seq
     return all(any(before <= low and high <= after for before, after in of_loader) for of_loader in jumps)
 
 
-def _doubt(runs: Sequence[_Stretch], *, is_forgotten: bool) -> str:
+def _doubt(runs: Sequence[_Stretch], epoch: int, *, is_forgotten: bool) -> str:
     if is_forgotten:
         return "the record of a loader holds no more than its last intervals, and what came before is forgotten"
-    selections = {run.history.selection for run in runs}
+    selections = {run.history.selections_in(epoch) for run in runs}
     largest = max(selections, key=len)
     if any(largest[: len(each)] != each for each in selections):
         return f"they are of {len(selections)} selections of rows, between which the dataset was changed"

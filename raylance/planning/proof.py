@@ -12,7 +12,7 @@ import numpy as np
 
 from raylance.errors import CoverageError
 from raylance.orders.checking import select_rows
-from raylance.orders.order import Resolved, costs_in_words
+from raylance.orders.order import Epoch, Resolved, costs_in_words
 from raylance.orders.permutation import Int64Array
 from raylance.planning.digest import Digest
 from raylance.planning.history import EpochLine
@@ -72,21 +72,31 @@ class Expected:
     # count as one.
     most_rows: int | None = None
     tokens: int | None = None  # number of tokens of the selection, if its rows are sequences of packed documents
+    # Returns the selected rows of an earlier segment of the run by its number, if rows have changed in its course
+    selection_of: Callable[[int], HasOffsets] | None = None
     _known: dict[tuple[int, int, int], Digest] = dataclasses.field(default_factory=dict, repr=False)
 
     @functools.cached_property
     def whole(self) -> Digest:
         """The digest of the selection; O(rows)."""
         self._spend(self.selection.rows // _CHEAPER)
-        return self._sum(lambda rows: rows, 0, self.selection.rows)
+        return self._sum(self.selection.offsets, 0, self.selection.rows)
 
     def planned(self, order: Resolved, epoch: int, low: int, high: int) -> Digest:
         """Returns the digest of an order's rows at positions [low, high) of an epoch."""
         key, asked = (epoch, low, high), order.epoch(epoch)
         if key not in self._known:
             self._spend(max(0, high - low))
-            self._known[key] = self._sum(lambda positions: select_rows(asked, positions), low, high)
+            self._known[key] = self._sum(lambda positions: self.offsets(asked, positions), low, high)
         return self._known[key]
+
+    def offsets(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        """Returns the row offsets at positions of an epoch, as batches had them: int64, of the shape of `positions`."""
+        found = self.selection.offsets(select_rows(epoch, positions))
+        if self.selection_of is not None:
+            for segment, mine, rows in epoch.earlier(positions):
+                found[mine] = self.selection_of(segment).offsets(rows)
+        return found
 
     def cost(self, epoch: int, end: int) -> str:
         """Returns the cost of the rows at the positions of an epoch before `end`, or the tokens of all sequences, in
@@ -108,11 +118,10 @@ class Expected:
             cost += order.costs(rows if is_whole else select_rows(asked, rows)).sum(axis=0, dtype=np.int64)
         return f"; they cost {costs_in_words(dict(zip(order.cost_names, cost.tolist(), strict=True)))}"
 
-    def _sum(self, rows_at: Callable[[Int64Array], Int64Array], low: int, high: int) -> Digest:
+    def _sum(self, offsets_at: Callable[[Int64Array], Int64Array], low: int, high: int) -> Digest:
         total = Digest()
         for at in range(low, high, _BLOCK_ROWS):
-            positions = np.arange(at, min(at + _BLOCK_ROWS, high), dtype=np.int64)
-            total += Digest.of(self.selection.offsets(rows_at(positions)))
+            total += Digest.of(offsets_at(np.arange(at, min(at + _BLOCK_ROWS, high), dtype=np.int64)))
         return total
 
     def _spend(self, rows: int) -> None:
@@ -182,6 +191,7 @@ def _judge(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> tup
 def _compare(line: EpochLine, expected: Expected) -> tuple[Status, int, str]:
     """Compares the rows that an epoch's records hold with the planned ones; returns the same as `_judge`."""
     rows, order = _rows(line), expected.order
+    has_changed = order is not None and order.epoch(line.epoch).known_from > 0
     planned = expected.selection.rows if order is None else order.epoch(line.epoch).epoch_rows
     left_out, repeats = max(0, planned - line.end), order is not None and order.repeats
     # Those after the last span are a part of `left_out`.
@@ -201,7 +211,9 @@ def _compare(line: EpochLine, expected: Expected) -> tuple[Status, int, str]:
         return "fault", left_out, text + "some were repeated or never selected, others are missing"
     if is_left := len(line.passed_over) > len(jumped):  # for a later epoch
         passed += left_out
-    text = f"{rows} were handed out: {'every draw of the plan' if repeats else 'every selected row'} exactly once"
+    each = "every draw of the plan" if repeats else "every selected row"
+    each = "every row of the plan, whose rows have changed in the epoch," if not repeats and has_changed else each
+    text = f"{rows} were handed out: {each} exactly once"
     if line.has_ended:
         text += f", but for {left_out:,} that the plan leaves out" * (left_out > 0)
         text += f"; {line.digest.padding:,} came again as padding" * (line.digest.padding > 0 and not repeats)
@@ -218,16 +230,16 @@ def _compare(line: EpochLine, expected: Expected) -> tuple[Status, int, str]:
 
 
 def _differs(line: EpochLine, expected: Expected, handed: Digest, left_out: int) -> bool:
-    """Whether other rows were handed out than planned. They are compared with the plan if the order repeats rows, if
-    rows were appended since, or if that takes fewer rows; else with the selection, less the rows that the plan leaves
-    out.
+    """Whether other rows were handed out than planned. They are compared with the plan if the order repeats rows, if it
+    has changed since, or if that takes fewer rows; else with the selection, less the rows that the plan leaves out.
     """
     order = expected.order
     if order is None:
         return handed.differs(expected.whole)
     rows = order.epoch(line.epoch).epoch_rows
     end = min(line.end, rows)
-    if order.repeats or rows != expected.selection.rows or (line.end < left_out and not order.is_custom):
+    has_changed = line.epoch < order.alike_from or rows != expected.selection.rows
+    if order.repeats or has_changed or (line.end < left_out and not order.is_custom):
         return handed.differs(expected.planned(order, line.epoch, 0, end))
     return (handed + expected.planned(order, line.epoch, end, rows)).differs(expected.whole)
 

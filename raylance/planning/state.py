@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeGuard
 from raylance.descriptions import CLASS, description_of, in_words, is_description
 from raylance.errors import ConfigError, StateError
 from raylance.orders.course import is_packed, unpacked
+from raylance.orders.permutation import Int64Array
 from raylance.planning.step_size import CostLimit, Size
 
 logger = logging.getLogger(__name__)
@@ -27,8 +28,10 @@ LOADERS = "loaders"
 _MUST_MATCH = ("branch", "version", "identity", "filter", "split", "rows", "fingerprint", "seed")
 # These may change between runs, but rarely on purpose.
 _VERSION = ("version", "identity")
-# These may differ where an epoch begins, because no position refers to the rows there: the dataset has grown.
+# These may differ where an epoch begins, because no position refers to the rows there: the dataset has changed.
 _MAY_GROW = (*_VERSION, "rows", "fingerprint")
+# These may differ in the middle of an epoch, if that is asked for: it goes on with the rows that are left.
+_MAY_CHANGE = (*_MAY_GROW, "filter", "split", "seed", "order")
 _SHOULD_MATCH = ("columns", "decode", "transform", "codecs", "cost")
 _OLDEST_FORMAT = 4  # of raylance 0.8 and 0.9
 _OLD_NAMES = {"world_size": "dp_size"}  # fields of the oldest format, and their present names
@@ -94,6 +97,12 @@ class State:
         """
         return self.global_batch_size if self.budget is None else CostLimit(**self.budget)
 
+    @property
+    def before(self) -> dict[str, Any]:
+        """The fields that say what was delivered up to the state; see `raylance.orders.changed.Change`."""
+        found = {name: getattr(self, name) for name in _MAY_CHANGE} | {"order": self.order.get("of", self.order)}
+        return found if self.rows_of is None else found | {"rows_of": self.rows_of}
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the state as JSON-able values, which are copies."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -125,17 +134,23 @@ def subject_of(state: Mapping[str, Any]) -> str:
     return json.dumps(values, sort_keys=True)
 
 
+def changes_of(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns what has changed in the course of a run up to a state, earlier changes first: fields of
+    `raylance.orders.changed.Change`.
+    """
+    order = state.get("order", {})
+    return unpacked(order["changes"]) if "changes" in order else []
+
+
 def selection_of(state: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns a key of the rows that a state selects from its data: for each dataset of a mixture, or for each time
-    that rows were appended. For the same data, equal keys mean equal rows.
+    """Returns a key of the rows that a state selects from its data, one for each dataset of a mixture. For the same
+    data, equal keys mean equal rows.
     """
     version = {name: state.get(name) for name in _VERSION} if state.get("rows_of") is None else state["rows_of"]
     order = state.get("order", {})
     parts = order.get("components") if isinstance(state.get("uri"), Mapping) else None
     if not parts:
-        before = [[each.get(name) for name in (*_VERSION, "rows", "fingerprint")] for each in order.get("growths", ())]
-        now = [*version.values(), state.get("rows"), state.get("fingerprint")]
-        return tuple(json.dumps(each, sort_keys=True) for each in [*before, now])
+        return (json.dumps([*version.values(), state.get("rows"), state.get("fingerprint")], sort_keys=True),)
     of_parts = {name: [(value or {}).get(name) for value in version.values()] for name in parts}
     return tuple(json.dumps([*of_parts[name], part.get("rows")]) for name, part in parts.items())
 
@@ -231,9 +246,16 @@ class Versions(Protocol):
     def has_rows_of(self, version: Any, identity: Any) -> bool:
         """Whether the data have the rows of a version and identity, in the same order."""
 
-    def has_grown_from(self, version: Any, identity: Any, rows: int, fingerprint: str) -> bool:
-        """Whether the data have the selected rows of a version and identity, in the same order, and others after them:
-        the first `rows` selected rows have this fingerprint.
+    def has_grown_from(self, before: Mapping[str, Any]) -> bool:
+        """Whether the data have the rows that fields of a state select, with the same numbers, and maybe others after
+        them.
+        """
+
+    def find_rows(
+        self, before: Mapping[str, Any], after: Mapping[str, Any] | None, rows: Int64Array
+    ) -> Int64Array | None:
+        """Finds rows that fields of a state select, int64 (n,), in those that later fields select; None for the data
+        themselves. Returns their numbers there, int64 (n,), -1 for rows that are gone; None if that is not known.
         """
 
 
@@ -244,9 +266,15 @@ class NoVersions:
         """See `Versions`."""
         return False
 
-    def has_grown_from(self, version: Any, identity: Any, rows: int, fingerprint: str) -> bool:
+    def has_grown_from(self, before: Mapping[str, Any]) -> bool:
         """See `Versions`."""
         return False
+
+    def find_rows(
+        self, before: Mapping[str, Any], after: Mapping[str, Any] | None, rows: Int64Array
+    ) -> Int64Array | None:
+        """See `Versions`."""
+        return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -255,22 +283,27 @@ class Moved:
 
     Attributes:
         rows_of: The field `rows_of` of the loader's next states.
-        has_grown: Whether rows were appended since, in the middle of an epoch.
-        has_other_rows: Whether the epoch begins with other rows.
+        has_changed: Whether other rows, or another order, come from the place of the state on.
         fields: Fields that may differ.
     """
 
     rows_of: Mapping[str, Any] | None = None
-    has_grown: bool = False
-    has_other_rows: bool = False
+    has_changed: bool = False
     fields: tuple[str, ...] = ()
 
 
-def check_state(saved: State, current: State, versions: Versions | None = None, *, may_grow: bool = False) -> Moved:
+def check_state(
+    saved: State,
+    current: State,
+    versions: Versions | None = None,
+    *,
+    may_change: bool = False,
+    may_begin: bool = True,
+) -> Moved:
     """Refuses a saved state that means other rows than the loader's own. A field of the current order that is "auto"
     accepts every saved number, and the loader reuses it. Allowed, with a warning, are other columns, another decoding,
-    equal files in another place, another version with the same rows in the same order and, where an epoch begins, other
-    rows of the same dataset; with `may_grow`, also a version to which rows were appended, elsewhere.
+    equal files in another place, another version with the same rows in the same order and, if `may_begin`, other rows
+    of the same dataset where an epoch begins; with `may_change`, anywhere, and another order, too.
 
     Raises:
         StateError: If fields differ, with both values of each, side by side.
@@ -278,7 +311,7 @@ def check_state(saved: State, current: State, versions: Versions | None = None, 
     current = _of_datasets(current, saved)
     samples = () if saved.fingerprint == current.fingerprint else ("windows",)  # different words may mean the same
     elsewhere = _compare(saved, current, ("uri",))
-    moved = _moved_on(saved, current, versions or NoVersions(), may_grow=may_grow)
+    moved = _moved_on(saved, current, versions or NoVersions(), may_change=may_change, may_begin=may_begin)
     left_out = moved.fields
     differing = _compare(saved, current, [name for name in (*_MUST_MATCH, *samples, "order") if name not in left_out])
     is_known = bool(saved.identity and current.identity)  # else only the place tells data apart
@@ -291,12 +324,12 @@ def check_state(saved: State, current: State, versions: Versions | None = None, 
         )
     if left_out:
         logger.warning(
-            "the run continues with another version of the dataset%s:\n%s",
-            ", to which rows were appended"
-            if moved.has_grown
-            else ", which has the same rows in the same order"
+            "the run continues with %s:\n%s",
+            "other data or another order: of this epoch, the rows come that are left"
+            if moved.has_changed
+            else "another version of the dataset, which has the same rows in the same order"
             if moved.rows_of
-            else ": its present rows begin the epoch",
+            else "another version of the dataset: its present rows begin the epoch",
             _compare(saved, current, left_out),
         )
     if elsewhere:
@@ -327,22 +360,23 @@ def _of_datasets(current: State, saved: State) -> State:
     return dataclasses.replace(current, **found, rows=saved.rows, fingerprint=saved.fingerprint)
 
 
-def _moved_on(saved: State, current: State, versions: Versions, *, may_grow: bool) -> Moved:
-    """Returns which fields may differ because the dataset has another version; none if its version is the saved one, or
-    a position in it would mean other rows.
+def _moved_on(saved: State, current: State, versions: Versions, *, may_change: bool, may_begin: bool) -> Moved:
+    """Returns which fields may differ because the data have changed; none if they have not, or a position in them would
+    mean other rows.
     """
-    if not _compare(saved, current, _VERSION):
+    differing = {name for name in _MAY_CHANGE if _compare(saved, current, [name])}
+    if not differing:
         return Moved(saved.rows_of)
     version = saved.version, saved.identity
-    if saved.fingerprint == current.fingerprint and versions.has_rows_of(*version):
+    if differing <= {*_VERSION} and versions.has_rows_of(*version):
         return Moved(saved.rows_of or {name: getattr(saved, name) for name in _VERSION}, fields=_VERSION)
-    is_later = (saved.uri, saved.branch) == (current.uri, current.branch) and saved.version != current.version
-    if not (is_later and isinstance(saved.uri, str)):
+    is_moved, is_rewritten = saved.version != current.version, saved.identity != current.identity
+    if (saved.uri, saved.branch) != (current.uri, current.branch) or not isinstance(saved.uri, str):
         return Moved(saved.rows_of)
-    if not saved.position:
-        return Moved(has_other_rows=True, fields=_MAY_GROW)
-    if may_grow and versions.has_grown_from(*version, saved.rows, saved.fingerprint):
-        return Moved(has_grown=True, fields=_MAY_GROW)
+    if is_moved and differing <= {*_MAY_GROW} and may_begin and not saved.position:
+        return Moved(fields=_MAY_GROW)
+    if may_change and saved.windows is None and current.windows is None and (is_moved or not is_rewritten):
+        return Moved(has_changed=True, fields=_MAY_CHANGE)
     return Moved(saved.rows_of)
 
 

@@ -3,6 +3,7 @@ selects.
 """
 
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ from raylance.observe.verdict import Verdict
 from raylance.planning.digest import Interval
 from raylance.planning.history import LoaderHistory, line_of_history
 from raylance.planning.proof import EpochProof, Expected, prove
-from raylance.planning.state import identity_of, parse_state, selection_of, subject_of
+from raylance.planning.state import changes_of, identity_of, parse_state, selection_of, subject_of
 from raylance.reports.reading import LoaderRecord, Run, read_run
 from raylance.source.storage_options import StorageOptions
 
@@ -312,8 +313,18 @@ def _history_of(record: LoaderRecord) -> LoaderHistory:
         begun_s=record.started,
         ended_s=float(record.series["time_s"][last]) if len(handed) else record.started,
         selection=selection_of(facts["state"]),
+        earlier=_earlier(facts["state"]),
         plan=_plan_of(record),
     )
+
+
+def _earlier(state: Mapping[str, Any]) -> dict[int, tuple[str, ...]]:
+    """Returns, by epoch, the keys of the rows that it had before they changed in its middle."""
+    found: dict[int, tuple[str, ...]] = {}
+    for change in changes_of(state):
+        if change["position"]:
+            found[change["epoch"]] = found.get(change["epoch"], ()) + selection_of(change["before"])
+    return found
 
 
 def _plan_of(record: LoaderRecord) -> str:
@@ -333,6 +344,7 @@ def groups_of(run: Run) -> dict[str, list[LoaderRecord]]:
     """
     groups: dict[tuple[Any, ...], list[LoaderRecord]] = {}
     first: dict[str, Any] = {}  # by place and by identity
+    subjects: dict[str, str] = {}
     for record in run.records:
         facts, state = record.facts, record.facts["state"]
         keys = [json.dumps([name, state[name]]) for name in ("identity", "uri") if state.get(name)]
@@ -341,6 +353,10 @@ def groups_of(run: Run) -> dict[str, list[LoaderRecord]]:
         stem = facts.get("stem", facts["dataset"])
         stem = dataset_stem(place) if stem == dataset_stem(state.get("uri")) else stem
         subject = subject_of(state | {"uri": place})
+        if changes := changes_of(state):  # a filter that has changed in the course of the run
+            of_first = subject_of(state | changes[0]["before"] | {"uri": place})
+            subjects.setdefault(subject, subjects.get(of_first, of_first))
+        subject = subjects.get(subject, subject)
         groups.setdefault((stem, facts.get("number", 1), subject, facts["split"]), []).append(record)
     labels: dict[str, list[LoaderRecord]] = {}
     for number, (key, records) in enumerate(groups.items()):
@@ -395,12 +411,17 @@ def _expected(record: LoaderRecord, changes: dict[str, Any], most_rows: int | No
             raise
         # No record holds the code of a custom order, but the selection does not depend on it.
         opened, has_order = reopen(state, remainder=remainder, **changes, order="sequential"), False
-    selection = opened_of(opened).read.source.load_selection()
+    source, before = opened_of(opened).read.source, [each["before"] for each in changes_of(state)]
+    selection = source.load_selection()
     if selection.fingerprint != state["fingerprint"]:
         raise ConfigError(f"{opened!r} selects other rows than the run did.")
     if not has_order:
         state = dataclasses.replace(parse_state(state), order=opened_of(opened).delivery.order.params()).to_dict()
     order = EpochAudit(opened, state=state).plan.order
     return Expected(
-        selection=selection, order=order if has_order else None, most_rows=most_rows, tokens=selection.tokens
+        selection=selection,
+        order=order if has_order else None,
+        most_rows=most_rows,
+        tokens=selection.tokens,
+        selection_of=functools.cache(lambda segment: source.selection_of(before[segment])),
     )

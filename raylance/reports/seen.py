@@ -13,7 +13,6 @@ import pyarrow.fs
 from raylance.columns import join_offsets, split_offsets
 from raylance.errors import ConfigError
 from raylance.observe.record import open_folder
-from raylance.orders.checking import select_rows
 from raylance.orders.order import Resolved
 from raylance.orders.permutation import Int64Array
 from raylance.planning.history import line_of_history
@@ -106,7 +105,7 @@ def _hits(expected: Any, epoch: int, low: int, high: int, wanted: Int64Array) ->
     planned = expected.order.epoch(epoch)
     for at in range(low, high, _BLOCK_ROWS):
         positions = np.arange(at, min(at + _BLOCK_ROWS, high), dtype=np.int64)
-        offsets = expected.selection.offsets(select_rows(planned, positions % planned.epoch_rows))
+        offsets = expected.offsets(planned, positions % planned.epoch_rows)
         mine = np.isin(offsets, wanted) & (positions < planned.epoch_rows)
         yield from zip(positions[mine].tolist(), offsets[mine].tolist(), strict=True)
 
@@ -159,7 +158,7 @@ def _checkpoints(
     loader, ascending.
     """
     filesystem, folder = open_folder(path, storage_filesystem)
-    subject, found = subject_of(records[-1].facts["state"]), []
+    subjects, found = {subject_of(record.facts["state"]) for record in records}, []
     for info in filesystem.get_file_info(pyarrow.fs.FileSelector(folder)):
         if info.type is not pyarrow.fs.FileType.Directory or not info.base_name.startswith("checkpoint"):
             continue
@@ -173,6 +172,6 @@ def _checkpoints(
         for state in states:
             place = state.get("epoch", 0), state.get("position", 0)
             later = [record for record in records if record.begun_s > written_s]
-            if subject_of(state) == subject and all(_place_of(record) >= place for record in later):
+            if subject_of(state) in subjects and all(_place_of(record) >= place for record in later):
                 found.append(_Checkpoint(place, info.base_name))
     return sorted(found)

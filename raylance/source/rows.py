@@ -2,12 +2,15 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
+import numpy as np
 import pyarrow as pa
 
+from raylance.descriptions import read_setting
 from raylance.environment.shared import Shared
+from raylance.errors import DatasetError
 from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.permutation import Int64Array
 from raylance.planning.proof import HasOffsets
@@ -15,7 +18,7 @@ from raylance.samples.table import SampleTable
 from raylance.source.derived import Derived
 from raylance.source.reader import Reader, ReadMode, RowReader
 from raylance.source.retrying import OPENING_S
-from raylance.source.selection import Selection
+from raylance.source.selection import Selection, select_again
 from raylance.source.version import Source
 from raylance.source.video_rows import add_columns
 from raylance.source.videos import NOTHING_ADDED, AddedColumns
@@ -119,11 +122,25 @@ class RowSource(abc.ABC):
         """Whether the data have the same rows in the same order as another version; see `Source.has_rows_of`."""
         return False
 
-    def has_grown_from(self, version: Any, identity: Any, rows: int, fingerprint: str) -> bool:
-        """Whether the data have the selected rows of another version, in the same order, and others after them. Then
-        the first `rows` selected rows have this fingerprint.
+    def has_grown_from(self, before: Mapping[str, Any]) -> bool:
+        """Whether the data have the rows that fields of a state select, with the same numbers, and maybe others after
+        them; see `raylance.planning.state.Versions`.
         """
         return False
+
+    def selection_of(self, fields: Mapping[str, Any]) -> Selected:
+        """Returns the rows that fields of a state select, of the version that they name. Raises DatasetError if that is
+        gone, or the rows are other ones.
+        """
+        raise DatasetError(f"{type(self).__name__}: rows of other versions are not known.")
+
+    def find_rows(
+        self, before: Mapping[str, Any], after: Mapping[str, Any] | None, rows: Int64Array
+    ) -> Int64Array | None:
+        """Finds selected rows of an earlier version in a later one, or in this one; see
+        `raylance.planning.state.Versions`.
+        """
+        return None
 
     def check_asked(self, offsets: Int64Array) -> None:  # noqa: B027 - all do, unless a subclass knows better
         """Checks rows that were asked for by their offsets, int64, (n,).
@@ -186,11 +203,32 @@ class TableRows(RowSource):
         """See `RowSource.has_rows_of`."""
         return self.pinned.has_rows_of(version, identity)
 
-    def has_grown_from(self, version: Any, identity: Any, rows: int, fingerprint: str) -> bool:
+    def has_grown_from(self, before: Mapping[str, Any]) -> bool:
         """See `RowSource.has_grown_from`."""
-        if self.samples is not None or self.load_selection().first(rows).fingerprint != fingerprint:
+        if self.samples is not None or self.load_selection().first(before["rows"]).fingerprint != before["fingerprint"]:
             return False
-        return self.pinned.has_rows_of(version, identity, may_append=True)
+        return self.pinned.has_rows_of(before["version"], before["identity"], may_append=True)
+
+    def find_rows(
+        self, before: Mapping[str, Any], after: Mapping[str, Any] | None, rows: Int64Array
+    ) -> Int64Array | None:
+        """See `RowSource.find_rows`."""
+        old, new = self._version(before), self.pinned if after is None else self._version(after)
+        found = self.load_selection() if after is None else self.selection_of(after)
+        offsets = new.offsets_of(old, self.selection_of(before).offsets(rows))
+        if offsets is None:
+            return None
+        is_there = (offsets >= 0) & found.has(np.maximum(offsets, 0))
+        return np.where(is_there, found.count_before(np.maximum(offsets, 0)), -1)
+
+    def _version(self, fields: Mapping[str, Any]) -> Source:
+        """Returns the version of the dataset that fields of a state name."""
+        return dataclasses.replace(self.pinned, version=fields["version"], identity=fields["identity"], written="")
+
+    def selection_of(self, fields: Mapping[str, Any]) -> Selection:
+        """See `RowSource.selection_of`."""
+        split = None if fields["split"] is None else read_setting(fields["split"])
+        return select_again(self._version(fields), fields["filter"], split, fields["fingerprint"])
 
     def check_asked(self, offsets: Int64Array) -> None:
         """See `RowSource.check_asked`."""

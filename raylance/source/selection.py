@@ -203,7 +203,7 @@ def share_selection(
     selection = select(source, filter, split, opened, groups)
     if isinstance(split, FractionSplit) and split.values is None and groups:
         _warn_if_uneven(source.uri, split, groups)
-    make = functools.partial(_select_again, source, filter, split, selection.fingerprint)
+    make = functools.partial(select_again, source, filter, split, selection.fingerprint)
     return Shared(f"selection of {source.uri}", selection, selection.nbytes, make)
 
 
@@ -218,7 +218,8 @@ def _warn_if_uneven(uri: str, split: FractionSplit, groups: Groups) -> None:
         )
 
 
-def _select_again(source: Source, filter: str | None, split: Split | None, fingerprint: str) -> Selection:
+def select_again(source: Source, filter: str | None, split: Split | None, fingerprint: str) -> Selection:
+    """Selects rows like `select`. Raises DatasetError if they are not those of the fingerprint."""
     selection = select(source, filter, split)
     if selection.fingerprint != fingerprint:
         raise DatasetError(

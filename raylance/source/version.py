@@ -20,10 +20,12 @@ from typing import Any, Self
 
 import lance
 import numpy as np
+import numpy.typing as npt
 from lance.fragment import FragmentMetadata
 
 from raylance._version import __version__
 from raylance.errors import ConfigError, DatasetError
+from raylance.orders.permutation import Int64Array
 from raylance.secrets import holds_secret, public_uri
 from raylance.source.lance_errors import (
     LANCE_ERRORS,
@@ -135,6 +137,35 @@ class Source:
             if failure_of(error) is Failure.PASSING:
                 raise
             return False
+
+    def offsets_of(self, before: Self, offsets: Int64Array) -> Int64Array | None:
+        """Finds rows of an earlier version, by their offsets there, int64, (n,).
+
+        Returns:
+            Their offsets in this version, int64, (n,), -1 for rows that were deleted since, and, without stable row
+            IDs, for those that were updated. None if they are not known, because a clean-up removed versions, the
+            dataset was overwritten or restored, or a compaction moved rows without stable row IDs.
+
+        Raises:
+            DatasetError: If the storage fails.
+        """
+        if before.version > self.version:
+            return None
+        try:
+            dataset, low = self.open(), before.version
+            before.open()
+            for number in range(before.version + 1, self.version + 1):
+                if _keeps_rows(dataset, number, may_append=True):
+                    is_moved = type(dataset.read_transaction(number).operation) is lance.LanceOperation.Rewrite
+                    if is_moved and not dataset.has_stable_row_ids:  # the rows lie in the same order, in other files
+                        offsets, low = _follow(dataset, low, number - 1, offsets), number
+                elif not _changes_by_id(dataset, number):
+                    return None
+            return _follow(dataset, low, self.version, offsets)
+        except (*LANCE_ERRORS, DatasetError) as error:
+            if failure_of(error) is Failure.PASSING:
+                raise
+            return None
 
     def _find(self, limit_s: float) -> lance.LanceDataset | DatasetError:
         """Opens the pinned version; returns the error if a clean-up removed it, and raises any other error."""
@@ -407,6 +438,36 @@ def _keeps_rows(dataset: lance.LanceDataset, version: int, *, may_append: bool) 
         )
     # Operations without a class of their own, such as the reservation of fragment IDs before a compaction
     return kind is lance.LanceOperation.BaseOperation and _identity(before) == _identity(after)
+
+
+def _changes_by_id(dataset: lance.LanceDataset, version: int) -> bool:
+    """Whether those rows have the same IDs in a version and the one before it that are in both."""
+    try:
+        kind = type(dataset.read_transaction(version).operation)
+    except TypeError:
+        return False
+    if kind is lance.LanceOperation.Rewrite:
+        return bool(dataset.has_stable_row_ids)
+    return kind in (lance.LanceOperation.Delete, lance.LanceOperation.Update)
+
+
+def _follow(dataset: lance.LanceDataset, before: int, after: int, offsets: Int64Array) -> Int64Array:
+    """Returns the offsets of rows in a later version, by their IDs; -1 for those that are gone."""
+    if all(_keeps_rows(dataset, number, may_append=True) for number in range(before + 1, after + 1)):
+        return offsets
+    old, new = (_row_ids(dataset.checkout_version(number)) for number in (before, after))
+    sorted_by_id = np.argsort(new)
+    asked = old[np.maximum(offsets, 0)]
+    at = np.minimum(np.searchsorted(new, asked, sorter=sorted_by_id), max(0, len(new) - 1))
+    found = sorted_by_id[at]
+    return np.where((offsets >= 0) & (new[found] == asked), found, -1)
+
+
+def _row_ids(dataset: lance.LanceDataset) -> npt.NDArray[np.uint64]:
+    """Returns the IDs of all live rows in storage order: uint64, (rows,)."""
+    table = dataset.scanner(columns=[], with_row_id=True).to_table()
+    ids: npt.NDArray[np.uint64] = table["_rowid"].to_numpy()
+    return ids
 
 
 def _keeps_order(compaction: Any, before: list[int], after: list[int]) -> bool:

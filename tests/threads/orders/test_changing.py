@@ -1,0 +1,440 @@
+"""Runs whose rows or order change at a restart, in the middle of an epoch: what is left of it comes, each row once."""
+
+import dataclasses
+import itertools
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import raylance
+from raylance.errors import ConfigError, StateError
+from raylance.runs import Newest
+
+BATCH = 10
+
+
+@pytest.fixture
+def uri(write_dataset: Callable[..., str]) -> str:
+    return write_dataset(pa.table({"id": np.arange(100), "group": np.arange(100) % 5}))
+
+
+def append(uri: str, first: int, rows: int) -> None:
+    ids = np.arange(first, first + rows)
+    lance.write_dataset(pa.table({"id": ids, "group": ids % 5}), uri, mode="append")
+
+
+def opened(uri: str, when: str = "now", **arguments: Any) -> raylance.Dataset:
+    given = {"order": "window", "seed": 2, "remainder": "ragged"} | arguments
+    return raylance.dataset(uri, version=Newest(when=when), **given)  # type: ignore[arg-type]
+
+
+def take(loader: raylance.RankLoader, steps: int = 1000, batch: int = BATCH) -> list[int]:
+    found = itertools.islice(loader.iter_batches(global_batch_size=batch), steps)
+    return [int(row) for each in found for row in each["id"]]
+
+
+def begun(uri: str, steps: int, when: str = "now", **arguments: Any) -> tuple[list[int], dict[str, Any]]:
+    with opened(uri, when, **arguments).loader(runtime="threads") as loader:
+        ids = take(loader, steps)
+        return ids, json.loads(json.dumps(loader.state_dict()))
+
+
+def continued(uri: str, state: dict[str, Any], when: str = "now", **arguments: Any) -> raylance.RankLoader:
+    loader = opened(uri, when, **arguments).loader(runtime="threads")
+    loader.load_state_dict(state)
+    return loader
+
+
+@pytest.mark.parametrize("order", ["window", "row", "shard", "sequential"])
+def test_new_rows_come_now_among_the_old_ones_that_are_left(
+    uri: str, order: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, state = begun(uri, 4, order=order)
+    append(uri, 100, 30)
+    with caplog.at_level(logging.WARNING, "raylance"), continued(uri, state, order=order) as loader:
+        assert "rows: saved 100, now 130" in caplog.text
+        rest = take(loader)
+        assert sorted(first + rest) == [*range(130)]
+        assert not set(first) & set(rest)
+        if order == "sequential":
+            assert rest == [*range(40, 130)]
+        elif order == "row":
+            assert 20 <= next(place for place, row in enumerate(reversed(rest)) if row < 100) + len(rest) // 2 <= 89
+        assert loader.epoch == 1
+        assert sorted(take(loader)) == [*range(130)]
+    if order in ("window", "shard"):
+        return  # their sizes are those with which the run began
+    fresh = raylance.dataset(uri, order=order, seed=2, remainder="ragged")
+    with fresh.loader(runtime="threads") as other:
+        other.set_epoch(2)
+        with continued(uri, state, order=order) as loader:
+            loader.set_epoch(2)
+            assert take(loader) == take(other), "later epochs are those of the version"
+
+
+def test_new_rows_come_from_the_next_epoch_on(uri: str) -> None:
+    first, state = begun(uri, 4, "next_epoch")
+    append(uri, 100, 30)
+    with continued(uri, state, "next_epoch") as loader:
+        assert sorted(first + take(loader)) == [*range(100)]
+        assert sorted(take(loader)) == [*range(130)]
+        state = loader.state_dict()
+    assert state["order"]["name"] == "changed"
+    with continued(uri, state) as loader:
+        assert sorted(take(loader)) == [*range(130)]
+
+
+def test_rows_that_come_again_and_again(uri: str) -> None:
+    """In one epoch, in the next one, with deletions where an epoch begins, with another batch size and world."""
+    ids, state = begun(uri, 3)
+    append(uri, 100, 20)
+    with continued(uri, state) as loader:
+        ids += take(loader, 3, 7)
+        state = loader.state_dict()
+    append(uri, 120, 50)
+    lance.dataset(uri).optimize.compact_files()
+    parts = []
+    for rank in range(2):
+        loader = opened(uri).loader(rank=rank, world_size=2, runtime="threads")
+        loader.load_state_dict(state)
+        parts.append(take(loader, 5, 12))
+        after = loader.state_dict()
+        loader.close()
+    ids += [*parts[0], *parts[1]]
+    with continued(uri, after) as loader:
+        ids += take(loader)
+        assert sorted(ids) == [*range(170)]
+        state = loader.state_dict()
+    lance.dataset(uri).delete("id < 10")
+    with continued(uri, state) as loader:
+        assert sorted(take(loader)) == [*range(10, 170)]
+
+
+def test_a_filter_selects_of_the_new_rows_too(uri: str) -> None:
+    first, state = begun(uri, 1, filter="group = 1")
+    append(uri, 100, 50)
+    with continued(uri, state, filter="group = 1") as loader:
+        assert sorted(first + take(loader)) == [*range(1, 150, 5)]
+    first, state = begun(uri, 1, filter="id < 60")
+    append(uri, 150, 5)
+    with continued(uri, state, filter="id < 60") as loader:  # nothing new is selected
+        assert sorted(first + take(loader)) == [*range(60)]
+
+
+@pytest.mark.promise("P1", "P5")
+def test_a_run_over_growing_data_is_proven(uri: str, tmp_path: Path) -> None:
+    folder, state = str(tmp_path / "run"), None
+    for number in range(4):
+        with opened(uri).loader(runtime="threads", record=folder, name="train") as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            batches = itertools.chain.from_iterable(itertools.repeat(loader.batches(global_batch_size=BATCH)))
+            for _ in itertools.islice(batches, 5):
+                pass
+            state = loader.state_dict()
+        append(uri, 100 + 20 * number, 20)
+    (proof,) = raylance.prove_run(folder).datasets
+    assert [(one.status, one.epoch, one.end) for one in proof.epochs] == [("proven", 0, 140), ("proven", 1, 60)]
+
+
+@pytest.mark.promise("P1", "P5")
+@pytest.mark.parametrize("whens", [["next_epoch"] * 4, ["next_epoch", "next_epoch", "now", "now"], ["now"] * 4])
+def test_many_restarts_in_one_epoch_are_proven(uri: str, tmp_path: Path, whens: list[str]) -> None:
+    """Versions between two others, of which no epoch had the rows, were forgotten."""
+    folder, state, ids = str(tmp_path / "run"), None, list[int]()
+    for number, when in enumerate(whens):
+        with opened(uri, when).loader(runtime="threads", record=folder, name="train") as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            ids += take(loader, 2 if number < 3 else 1000)
+            state = json.loads(json.dumps(loader.state_dict()))
+        append(uri, 100 + 10 * number, 10)
+    assert sorted(ids) == [*range(130 if "now" in whens else 100)]
+    (proof,) = raylance.prove_run(folder).datasets
+    assert [one.status for one in proof.epochs] == ["proven"]
+    with continued(uri, state or {}, whens[-1]) as loader:
+        assert sorted(take(loader)) == [*range(140)]
+
+
+def delete(uri: str) -> None:
+    lance.dataset(uri).delete("id % 10 = 3")
+
+
+def update(uri: str) -> None:
+    lance.dataset(uri).update({"id": "id + 1000"}, where="id % 10 = 3")
+
+
+def several(uri: str) -> None:
+    """Rows are deleted, appended, updated, and files compacted, which lie as before."""
+    delete(uri)
+    append(uri, 100, 30)
+    lance.dataset(uri).optimize.compact_files()
+    lance.dataset(uri).update({"id": "id + 1000"}, where="id % 10 = 4")
+    lance.dataset(uri).add_columns({"twice": "2 * id"})
+
+
+def ids_of(uri: str) -> set[int]:
+    return {*lance.dataset(uri).to_table()["id"].to_pylist()}
+
+
+@pytest.mark.promise("P1", "P5")
+@pytest.mark.parametrize("change", [delete, update, several])
+@pytest.mark.parametrize("when", ["now", "next_epoch"])
+def test_rows_that_are_gone_and_new_ones(uri: str, tmp_path: Path, change: Callable[[str], None], when: str) -> None:
+    """An updated row is a new one. The record of both starts proves the epoch, and shows where a row was."""
+    folder, old = str(tmp_path / "run"), ids_of(uri)
+    with opened(uri, when).loader(runtime="threads", record=folder, name="train") as loader:
+        first, state = take(loader, 4), json.loads(json.dumps(loader.state_dict()))
+    change(uri)
+    due = ids_of(uri) if when == "now" else old & ids_of(uri)
+    parts = []
+    for rank in range(2):
+        loader = opened(uri, when).loader(rank=rank, world_size=2, runtime="threads", record=folder, name="train")
+        loader.load_state_dict(state)
+        parts.append(take(loader, 2, 12))
+        after = loader.state_dict()
+        loader.close()
+    had = [*first, *parts[0], *parts[1]]
+    with opened(uri, when).loader(runtime="threads", record=folder, name="train") as loader:
+        loader.load_state_dict(json.loads(json.dumps(after)))
+        had += take(loader)
+        assert len(had) == len(set(had))
+        assert due <= set(had) <= due | set(first)
+        assert {*take(loader)} == ids_of(uri)
+    (proof,) = raylance.prove_run(folder).datasets
+    assert [(one.status, one.epoch) for one in proof.epochs] == [("proven", 0), ("proven", 1)], str(proof)
+    data = raylance.audit.reopen(after)
+    audit = raylance.audit.EpochAudit(data, state=after)
+    assert audit.position == 40
+    assert audit.count().ok, audit.count()
+
+
+@pytest.mark.promise("P1", "P5")
+def test_rows_with_stable_ids_are_known_through_everything(write_dataset: Callable[..., str]) -> None:
+    uri = write_dataset(pa.table({"id": np.arange(100), "note": np.zeros(100)}), enable_stable_row_ids=True)
+    first, state = begun(uri, 4)
+    lance.dataset(uri).delete("id < 20")
+    lance.dataset(uri).update({"note": "1.0"}, where="id % 3 = 0")
+    lance.dataset(uri).optimize.compact_files(target_rows_per_fragment=30)
+    with continued(uri, state) as loader:
+        rest = take(loader)
+    assert sorted(rest) == sorted({*range(20, 100)} - {*first}), "an update does not bring a row again"
+
+
+@pytest.mark.promise("P1", "P5")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"order": "row"},
+        {"order": "sequential", "seed": 9},
+        {"filter": "id < 70"},
+        {"filter": "group = 1 OR id >= 50"},
+        {"split": raylance.FractionSplit(part="train", fractions={"train": 0.7, "val": 0.3})},
+        {"seed": 5},
+    ],
+    ids=lambda changes: str([*changes]),
+)
+def test_another_filter_split_order_or_seed(uri: str, tmp_path: Path, changes: dict[str, Any]) -> None:
+    folder = str(tmp_path / "run")
+    with opened(uri, filter="id < 90").loader(runtime="threads", record=folder, name="train") as loader:
+        first, state = take(loader, 4), loader.state_dict()
+    given = {"filter": "id < 90"} | changes
+    fresh = opened(uri, **given)
+    due = {int(row) for batch in fresh.iter_batches(batch_size=10) for row in batch["id"]}
+    with fresh.loader(runtime="threads", record=folder, name="train") as loader:
+        loader.load_state_dict(state)
+        rest = take(loader)
+        assert sorted(rest) == sorted(due - {*first})
+        assert {*take(loader, 3)} <= due
+        state = loader.state_dict()
+    with opened(uri, **given).loader(runtime="threads", record=folder, name="train") as loader:
+        loader.load_state_dict(state)
+        assert "changes" not in loader.state_dict()["order"], "what is over is forgotten"
+        take(loader)
+    proof = raylance.prove_run(folder)
+    assert proof.ok, str(proof)
+    for version in (None, Newest(when="refuse")):
+        data = raylance.dataset(uri, version=version, order="window", seed=2, filter="id < 60")
+        with data.loader(runtime="threads") as loader, pytest.raises(StateError, match="id < 60"):
+            loader.load_state_dict(state)
+
+
+def test_a_filter_that_comes_back_brings_no_row_again(uri: str) -> None:
+    first, state = begun(uri, 4)
+    with continued(uri, state, filter="id >= 50") as loader:
+        first += take(loader, 2)
+        state = loader.state_dict()
+    with continued(uri, state) as loader:
+        rest = take(loader)
+    assert sorted(first + rest) == [*range(100)]
+
+
+def test_where_an_epoch_begins_all_rows_come(uri: str, tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    with opened(uri).loader(runtime="threads", record=folder, name="train") as loader:
+        take(loader)
+        state = loader.state_dict()
+    with opened(uri, filter="id < 50", order="row").loader(runtime="threads", record=folder, name="train") as loader:
+        loader.load_state_dict(state)
+        assert sorted(take(loader)) == [*range(50)]
+    (proof,) = raylance.prove_run(folder).datasets
+    assert [(one.status, one.end) for one in proof.epochs] == [("proven", 100), ("proven", 50)]
+
+
+def test_the_way_back_ends_where_rows_have_changed(uri: str) -> None:
+    _, state = begun(uri, 4)
+    delete(uri)
+    with continued(uri, state) as loader:
+        rest = take(loader, 3)
+        loader.seek(5)
+        assert take(loader, 2) == rest[10:30]
+        with pytest.raises(ConfigError, match="position 40"):
+            loader.seek(3)
+        assert take(loader, 1) == take(continued(uri, loader.state_dict()), 0) or loader.global_step == 8
+        loader.set_epoch(0)
+        assert {*take(loader)} == ids_of(uri), "an epoch that begins anew has the present rows"
+
+
+def test_the_rows_of_two_versions_must_be_comparable(uri: str) -> None:
+    _, state = begun(uri, 4)
+    for when in ("refuse", None):
+        append(uri, 100, 10)
+        version = None if when is None else Newest(when="refuse")
+        loader = raylance.dataset(uri, order="window", seed=2, version=version).loader(runtime="threads")
+        with pytest.raises(StateError):
+            loader.load_state_dict(state)
+    lance.dataset(uri).restore()
+    lance.dataset(uri, version=1).restore()
+    with pytest.raises(StateError, match="version 1 "):
+        continued(uri, state)
+    lance.write_dataset(pa.table({"id": np.arange(100), "group": np.arange(100)}), uri, mode="overwrite")
+    with pytest.raises(StateError):
+        continued(uri, state)
+    with pytest.raises(ConfigError):
+        Newest(when="never")  # type: ignore[arg-type]
+
+
+def test_orders_that_know_all_rows_begin_with_the_next_epoch_alone(uri: str) -> None:
+    weighted = raylance.Weighted(weights="group")
+    _, state = begun(uri, 4, order=weighted)
+    append(uri, 100, 30)
+    with pytest.raises(StateError):
+        continued(uri, state, order=weighted)
+
+
+@dataclasses.dataclass
+class Played:
+    """A run whose dataset, filter, order and world change at random, and what each row should have come to."""
+
+    uri: str
+    folder: str
+    rng: np.random.Generator
+    newest: int  # the largest id
+    filter: str | None = None
+    order: str = "window"
+    seed: int = 0
+    state: dict[str, Any] | None = None
+    had: list[int] = dataclasses.field(default_factory=list)  # in the present epoch
+    due: set[int] = dataclasses.field(default_factory=set)
+
+    def selected(self) -> set[int]:
+        return {*lance.dataset(self.uri).to_table(columns=["id"], filter=self.filter)["id"].to_pylist()}
+
+    def change(self) -> None:
+        """Changes the dataset, or what is asked of it."""
+        data, (low, high) = lance.dataset(self.uri), sorted(self.rng.integers(0, self.newest + 1, 2))
+        match self.rng.integers(0, 9):
+            case 0 | 1:
+                append(self.uri, self.newest + 1, more := int(self.rng.integers(1, 40)))
+                self.newest += more
+            case 2:
+                data.delete(f"id >= {low} AND id < {min(high, low + 9)}")
+            case 3:  # an updated row is another one
+                data.update({"id": f"id + {self.newest + 1}"}, where=f"id >= {low} AND id < {min(high, low + 9)}")
+                self.newest = 2 * self.newest + 1
+            case 4:
+                self.filter = str(self.rng.choice([f"id >= {low // 2}", "group != 3", "id % 7 != 2"]))
+            case 5:
+                self.filter = None
+            case 6:
+                self.order = str(self.rng.choice(["window", "row", "shard", "sequential"]))
+            case 7:
+                self.seed = int(self.rng.integers(0, 99))
+            case 8:
+                data.create_scalar_index("group", "BTREE", replace=True)
+
+    def start(self, when: str) -> None:
+        """Starts the run again, with another number of ranks and another size of a step; all ranks make some steps."""
+        now, ranks = self.selected(), int(self.rng.integers(1, 4))
+        batch, steps = int(self.rng.integers(ranks, 30)), int(self.rng.integers(1, 6))
+        is_new = self.state is None or not self.state["position"]
+        self.due = now if is_new or when == "now" else self.due & now
+        given = {"order": self.order, "seed": self.seed, "remainder": "ragged", "filter": self.filter}
+        data = raylance.dataset(self.uri, version=Newest(when=when), columns=["id"], **given)  # type: ignore[arg-type]
+        came, states = list[list[list[int]]](), list[dict[str, Any]]()
+        for rank in range(ranks):
+            where = {"rank": rank, "world_size": ranks, "record": self.folder, "name": "train", "runtime": "threads"}
+            with data.loader(**where) as loader:  # type: ignore[arg-type]
+                if self.state is not None:
+                    loader.load_state_dict(self.state)
+                epoch, found = loader.epoch, list[list[int]]()
+                for each in itertools.islice(loader.iter_batches(global_batch_size=batch), steps):
+                    found.append([int(row) for row in each["id"]])
+                    if loader.epoch > epoch:
+                        break
+                came.append(found)
+                states.append(json.loads(json.dumps(loader.state_dict())))
+        assert len({len(found) for found in came}) == 1, "equal steps"
+        assert all(state == states[0] | {"dp_size": state["dp_size"]} for state in states)
+        self.had += [row for found in came for rows in found for row in rows]
+        assert len(self.had) == len({*self.had}), "twice"
+        before, self.state = self.state, states[0]
+        if self.state["epoch"] > (0 if before is None else before["epoch"]):
+            assert self.due <= {*self.had}, "a row was lost"
+            self.had = []
+
+
+@pytest.mark.promise("P1", "P2", "P5")
+@pytest.mark.parametrize("number", range(6))
+def test_any_changes_at_any_restarts(write_dataset: Callable[..., str], tmp_path: Path, number: int) -> None:
+    play(write_dataset, str(tmp_path / "run"), number)
+
+
+def play(write_dataset: Callable[..., str], folder: str, number: int) -> None:
+    """Plays a run; compares what came with what was due, and proves it from its record."""
+    rng = np.random.default_rng(number)
+    table = pa.table({"id": np.arange(100), "group": np.arange(100) % 5})
+    uri = write_dataset(table, enable_stable_row_ids=bool(number % 2))
+    run = Played(uri, folder, rng, 99)
+    for _ in range(8):
+        run.start(str(rng.choice(["now", "next_epoch"])))
+        for _ in range(rng.integers(0, 3)):
+            if len(run.selected()) < 40:  # the largest step has 29
+                run.filter = None
+            run.change()
+        if len(run.selected()) < 40:
+            run.filter = None
+            append(uri, run.newest + 1, 60)
+            run.newest += 60
+    proof = raylance.prove_run(folder)
+    assert not proof.faults, proof
+    assert proof.ok, proof
+
+
+def test_damaged_changes_are_refused(uri: str) -> None:
+    _, state = begun(uri, 4)
+    append(uri, 100, 30)
+    with continued(uri, state) as loader:
+        take(loader, 1)
+        state = loader.state_dict()
+    for wrong in ([], [{"epoch": 1}], 3):
+        order = state["order"] | {"changes": wrong}
+        with pytest.raises(StateError):
+            continued(uri, state | {"order": order})
