@@ -23,7 +23,7 @@ from raylance.orders.changed import (
     unchanged,
 )
 from raylance.orders.mixture import MixOrder
-from raylance.orders.order import WINDOW_BYTES
+from raylance.orders.order import WINDOW_BYTES, Order
 from raylance.orders.permutation import Int64Array
 from raylance.orders.shuffles import Sequential
 from raylance.planning.delivery_spec import DeliverySpec, make_plan
@@ -296,7 +296,7 @@ class Cursor:
             spec = _adopt(given if isinstance(given.order, MixOrder) else self.delivery_spec, saved)
         finally:
             self.delivery_spec = present
-        if moved.has_changed:
+        if moved.has_changed or (may_change and _waits(order, saved, given.on_new_version)):
             spec = self._changed(spec, saved)
         elif isinstance(spec.order, Changed):
             spec = self._with_left_rows(spec, spec.order, saved.epoch)
@@ -406,6 +406,12 @@ def _adopt(spec: DeliverySpec, saved: State) -> DeliverySpec:
             spec.window_bytes,
         )
     return dataclasses.replace(spec, window_bytes=saved.window_bytes)
+
+
+def _waits(order: Order, saved: State, when: str) -> bool:
+    """Whether new rows were to come in the next epoch, and are to come now."""
+    last = order.changes[-1] if isinstance(order, Changed) else None
+    return last is not None and last.epoch == saved.epoch and not last.takes_new and when == "now"
 
 
 def _continue(saved: State, spec: DeliverySpec) -> State:

@@ -6,7 +6,7 @@ It shows which rows were handed out, and not in which step, or with which bytes.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -74,6 +74,7 @@ class Expected:
     tokens: int | None = None  # number of tokens of the selection, if its rows are sequences of packed documents
     # Returns the selected rows of an earlier segment of the run by its number, if rows have changed in its course
     selection_of: Callable[[int], HasOffsets] | None = None
+    source: Any = None  # the `RowSource` of the selection
     _known: dict[tuple[int, int, int], Digest] = dataclasses.field(default_factory=dict, repr=False)
 
     @functools.cached_property

@@ -424,4 +424,5 @@ def _expected(record: LoaderRecord, changes: dict[str, Any], most_rows: int | No
         most_rows=most_rows,
         tokens=selection.tokens,
         selection_of=functools.cache(lambda segment: source.selection_of(before[segment])),
+        source=source,
     )

@@ -10,17 +10,20 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow.fs
 
-from raylance.columns import join_offsets, split_offsets
+from raylance.columns import split_offsets
 from raylance.errors import ConfigError
 from raylance.observe.record import open_folder
 from raylance.orders.order import Resolved
 from raylance.orders.permutation import Int64Array
 from raylance.planning.history import line_of_history
 from raylance.planning.plan import Plan
+from raylance.planning.proof import Expected
 from raylance.planning.state import FILE_NAME, states_in, subject_of
 from raylance.planning.step_size import CostLimit
 from raylance.reports.proving import Plans, groups_of, histories_of
 from raylance.reports.reading import LoaderRecord, read_run
+from raylance.source.rows import RowSource, TableRows
+from raylance.source.version import Source
 
 _BLOCK_ROWS = 1 << 18  # positions that are compared together
 
@@ -37,6 +40,7 @@ def seen(
     offsets: npt.ArrayLike,
     *,
     component: str | int = 0,
+    version: int | None = None,
     dataset: str | None = None,
     storage_filesystem: Any = None,
     **changes: Any,
@@ -51,6 +55,8 @@ def seen(
         path: The run's folder, <storage path>/<run name>, as a path or URI.
         offsets: Row offsets, as batches have them under `_rowoffset`: integers, (k,).
         component: For a mixture, the dataset to which the offsets belong: its name or its number.
+        version: The version of the dataset to which the offsets refer; None for that of the last start. If the run has
+            had other versions, rows are found in them by their IDs.
         dataset: The name of one dataset of the run; needed if it has several.
         storage_filesystem: A file system of pyarrow, as for `ray.train.RunConfig`; `path` is then a path in it.
         **changes: Arguments of `raylance.dataset` that records do not hold, see `prove_run`.
@@ -62,8 +68,8 @@ def seen(
         left out.
 
     Raises:
-        ConfigError: If `path` holds no record of the run; if `dataset` or `component` is missing or unknown; or if the
-            plan of the run cannot be computed.
+        ConfigError: If `path` holds no record of the run; if `dataset` or `component` is missing or unknown; if the
+            plan of the run cannot be computed; or if rows cannot be found in a version that the run has had.
     """
     run = read_run(path, storage_filesystem)
     groups = groups_of(run)
@@ -80,7 +86,7 @@ def seen(
     asked = np.asarray(offsets).reshape(-1)
     if asked.size and asked.dtype.kind not in "iu":
         raise ConfigError(f"seen({offsets!r}): give row offsets, a list of integers.")
-    wanted = np.unique(join_offsets(number, asked.astype(np.int64)))
+    wanted = _Wanted(np.unique(asked.astype(np.int64)), number, version or records[-1].facts["state"]["version"])
     plans, checkpoints = Plans(records, changes, None), _checkpoints(path, storage_filesystem, records)
     found: list[tuple[int, int, int, int, int, str]] = []
     for histories in histories_of(records).values():
@@ -94,20 +100,68 @@ def seen(
                     place = line.epoch, at
                     step, rank = _step(expected.order, _start_at(records, place), place)
                     first = next((each.name for each in checkpoints if each.place > place), "")
-                    found.append((int(split_offsets(np.array([offset]))[1][0]), *place, step, rank, first))
+                    found.append((offset, *place, step, rank, first))
     columns = ["row_offset", "epoch", "position", "step", "rank", "checkpoint"]
     found.sort(key=operator.itemgetter(1, 2))
     return pd.DataFrame(found, columns=columns)
 
 
-def _hits(expected: Any, epoch: int, low: int, high: int, wanted: Int64Array) -> Iterator[tuple[int, int]]:
-    """Yields position and joined offset of the wanted rows at positions [low, high)."""
+class _Wanted:
+    """The rows that are asked for, in the versions that the run has had."""
+
+    def __init__(self, offsets: Int64Array, component: int, version: Any) -> None:
+        self._offsets, self._component, self._version = offsets, component, version
+        self._known: dict[Any, tuple[Int64Array, Int64Array]] = {}
+
+    def among(
+        self, source: RowSource, fields: Mapping[str, Any] | None, joined: Int64Array
+    ) -> Iterator[tuple[int, int]]:
+        """Yields index and asked offset of those joined offsets that are asked for. They are of the version of a
+        source, or of an earlier one that fields of a state name.
+        """
+        pinned = source.version_of(fields) if isinstance(source, TableRows) else None
+        key = None if pinned is None else pinned.version
+        if key not in self._known:
+            self._known[key] = self._offsets, self._offsets
+            if pinned is not None and pinned.version != self._version:
+                self._known[key] = self._found_in(pinned)
+        here, asked = self._known[key]
+        which, own = split_offsets(joined)
+        for index in np.flatnonzero((which == self._component) & np.isin(own, here)).tolist():
+            yield index, int(asked[np.searchsorted(here, own[index])])
+
+    def _found_in(self, pinned: Source) -> tuple[Int64Array, Int64Array]:
+        """Returns the offsets in a version of the rows that are there, ascending, and their asked offsets."""
+        asked_for = pinned.at(self._version)
+        is_later = pinned.version > asked_for.version
+        before = self._offsets if is_later else np.arange(pinned.open().count_rows())
+        after = pinned.offsets_of(asked_for, before) if is_later else asked_for.offsets_of(pinned, before)
+        if after is None:
+            raise ConfigError(
+                f"seen(version={self._version}): the run has had version {pinned.version}, and the two cannot be "
+                "compared row by row. Give the version of the run in which the offsets are known, and keep versions by "
+                "raylance.runs.pin."
+            )
+        here, asked = (after, before) if is_later else (before, after)
+        is_asked = (here >= 0) & np.isin(asked, self._offsets)
+        ascending = np.argsort(here[is_asked])
+        return here[is_asked][ascending], asked[is_asked][ascending]
+
+
+def _hits(expected: Expected, epoch: int, low: int, high: int, wanted: _Wanted) -> Iterator[tuple[int, int]]:
+    """Yields position and asked offset of the wanted rows at positions [low, high)."""
+    assert expected.order is not None
     planned = expected.order.epoch(epoch)
-    for at in range(low, high, _BLOCK_ROWS):
-        positions = np.arange(at, min(at + _BLOCK_ROWS, high), dtype=np.int64)
-        offsets = expected.offsets(planned, positions % planned.epoch_rows)
-        mine = np.isin(offsets, wanted) & (positions < planned.epoch_rows)
-        yield from zip(positions[mine].tolist(), offsets[mine].tolist(), strict=True)
+    changes = getattr(expected.order.settings, "changes", ())
+    for at in range(low, min(high, planned.epoch_rows), _BLOCK_ROWS):
+        positions = np.arange(at, min(at + _BLOCK_ROWS, high, planned.epoch_rows), dtype=np.int64)
+        offsets, is_now = expected.offsets(planned, positions), np.ones(len(positions), dtype=np.bool_)
+        for segment, mine, _ in planned.earlier(positions):
+            is_now &= ~mine
+            for index, asked in wanted.among(expected.source, changes[segment].before, offsets[mine]):
+                yield int(positions[mine][index]), asked
+        for index, asked in wanted.among(expected.source, None, offsets[is_now]):
+            yield int(positions[is_now][index]), asked
 
 
 def _start_at(records: Sequence[LoaderRecord], place: Place) -> LoaderRecord:

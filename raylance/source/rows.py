@@ -213,7 +213,7 @@ class TableRows(RowSource):
         self, before: Mapping[str, Any], after: Mapping[str, Any] | None, rows: Int64Array
     ) -> Int64Array | None:
         """See `RowSource.find_rows`."""
-        old, new = self._version(before), self.pinned if after is None else self._version(after)
+        old, new = self.version_of(before), self.version_of(after)
         found = self.load_selection() if after is None else self.selection_of(after)
         offsets = new.offsets_of(old, self.selection_of(before).offsets(rows))
         if offsets is None:
@@ -221,14 +221,16 @@ class TableRows(RowSource):
         is_there = (offsets >= 0) & found.has(np.maximum(offsets, 0))
         return np.where(is_there, found.count_before(np.maximum(offsets, 0)), -1)
 
-    def _version(self, fields: Mapping[str, Any]) -> Source:
-        """Returns the version of the dataset that fields of a state name."""
+    def version_of(self, fields: Mapping[str, Any] | None) -> Source:
+        """Returns the version of the dataset that fields of a state name; the pinned one without fields."""
+        if fields is None:
+            return self.pinned
         return dataclasses.replace(self.pinned, version=fields["version"], identity=fields["identity"], written="")
 
     def selection_of(self, fields: Mapping[str, Any]) -> Selection:
         """See `RowSource.selection_of`."""
         split = None if fields["split"] is None else read_setting(fields["split"])
-        return select_again(self._version(fields), fields["filter"], split, fields["fingerprint"])
+        return select_again(self.version_of(fields), fields["filter"], split, fields["fingerprint"])
 
     def check_asked(self, offsets: Int64Array) -> None:
         """See `RowSource.check_asked`."""

@@ -138,6 +138,11 @@ class Source:
                 raise
             return False
 
+    def at(self, version: int) -> Self:
+        """Pins another version of the same branch. Raises DatasetError if it is not there."""
+        found = dataclasses.replace(self, version=version, identity="", written="")
+        return dataclasses.replace(found, identity=_identity(found.open()))
+
     def offsets_of(self, before: Self, offsets: Int64Array) -> Int64Array | None:
         """Finds rows of an earlier version, by their offsets there, int64, (n,).
 

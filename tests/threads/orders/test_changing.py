@@ -210,6 +210,15 @@ def test_rows_that_are_gone_and_new_ones(uri: str, tmp_path: Path, change: Calla
         assert {*take(loader)} == ids_of(uri)
     (proof,) = raylance.prove_run(folder).datasets
     assert [(one.status, one.epoch) for one in proof.epochs] == [("proven", 0), ("proven", 1)], str(proof)
+    where = raylance.runs.seen(folder, np.arange(100), version=1)
+    first_epoch = where[where["epoch"] == 0]
+    assert {*first_epoch["row_offset"]} == {row for row in had if row < 100}, (
+        "of the old version, whose offsets are ids"
+    )
+    assert first_epoch["row_offset"][:40].tolist() == first, "in the order of the positions"
+    newest = lance.dataset(uri).to_table()["id"].to_pylist()
+    where = raylance.runs.seen(folder, np.arange(len(newest)))
+    assert {newest[at] for at in where[where["epoch"] == 0]["row_offset"]} == {*had} & {*newest}
     data = raylance.audit.reopen(after)
     audit = raylance.audit.EpochAudit(data, state=after)
     assert audit.position == 40
@@ -356,6 +365,8 @@ class Played:
                 self.newest += more
             case 2:
                 data.delete(f"id >= {low} AND id < {min(high, low + 9)}")
+            case 3 if data.has_stable_row_ids:
+                data.update({"group": "group"}, where=f"id >= {low} AND id < {min(high, low + 9)}")
             case 3:  # an updated row is another one
                 data.update({"id": f"id + {self.newest + 1}"}, where=f"id >= {low} AND id < {min(high, low + 9)}")
                 self.newest = 2 * self.newest + 1
