@@ -244,12 +244,12 @@ class Consumer:
         cursor.follow(plan)
         epoch, position = cursor.epoch, cursor.position
         plan.check_order(epoch)  # first: steps of a cost are cut by the order
+        self.recorder.begin_pass(plan, lambda: self.saved().to_dict())
         if plan.is_over(epoch, position):
             logger.warning("%s", no_step_left(plan, epoch, position))
             self.ledger.add(epoch, position, position, Digest(), is_last=True, share=share)
             cursor.end_epoch()
             return None
-        self.recorder.begin_pass(plan, lambda: self.saved().to_dict())
         self.ledger.cut()
         where = {"epoch": epoch, "position": position}
         feeder = self.session.start(plan, share[0], **where, batch_spec=spec, observer=self.recorder.stats)

@@ -85,14 +85,18 @@ When = Literal["refuse", "next_epoch", "now"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Newest(Setting):
-    """The newest version of a dataset, for `raylance.dataset(version=…)`; and what becomes of rows that were appended
-    since the checkpoint from which a run continues in the middle of an epoch.
+    """The newest version of a dataset, for `raylance.dataset(version=…)`; and what becomes of an epoch in whose middle
+    a run continues with other rows than those of its checkpoint, or in another order: rows were appended, deleted or
+    updated, or the filter, the split, the order or the seed is another one.
+
+    The rest of the epoch is ordered as an epoch of its own, of the rows that are left. Each is found in the new version
+    by its ID. So an updated row is a new one, unless the dataset has stable row IDs. Later epochs have all rows of the
+    new version. If rows were deleted or updated, the versions since the begin of the epoch must still be there. Packs,
+    windows, buckets and orders that draw rows refuse other rows in the middle of an epoch.
 
     Attributes:
-        when: "refuse": the run is refused, with both versions. "next_epoch": the epoch ends with the old rows, and the
-            next one has all. "now": the new rows come in this epoch, among the old ones that are left. Other changes of
-            the old rows, such as deletions and updates, are refused in the middle of an epoch. Where an epoch begins,
-            it has the rows of the newest version, whatever has changed.
+        when: "refuse": the run is refused, with both values. "next_epoch": of the epoch, those old rows come that
+            are left. "now": all rows come that were not handed out in the epoch, new ones included.
         branch: The branch of the dataset; None for the one that its URI opens.
     """
 

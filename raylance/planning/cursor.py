@@ -277,6 +277,7 @@ class Cursor:
             StateError: If the state is damaged, too old or too new, or belongs to other rows or another order.
         """
         saved, present, given = parse_state(state), self.delivery_spec, self._given
+        epoch = saved.epoch  # of which rows may be asked for, also if none is left
         with _damaging():
             order = as_recorded(given.order, saved.order)
             if isinstance(order, Changed) and not self._keeps_changes:
@@ -299,7 +300,7 @@ class Cursor:
         if moved.has_changed or (may_change and _waits(order, saved, given.on_new_version)):
             spec = self._changed(spec, saved)
         elif isinstance(spec.order, Changed):
-            spec = self._with_left_rows(spec, spec.order, saved.epoch)
+            spec = self._with_left_rows(spec, spec.order, epoch)
         order, change = spec.order.after(saved.order, saved.epoch, saved.position)
         spec, self._rows_of = dataclasses.replace(spec, order=order), moved.rows_of
         if change:

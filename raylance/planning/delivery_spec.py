@@ -38,7 +38,7 @@ class DeliverySpec:
         masks_bad_rows: Whether rows that cannot be decoded come as zeros with `_valid` False.
         window_bytes: Determines the sizes that the order leaves to "auto"; None for the run's value, or the default.
         run_rows: See `Facts`.
-        on_new_version: What becomes of rows that were appended since a checkpoint in the middle of an epoch: see
+        on_new_version: What becomes of the rest of an epoch if rows or order have changed since a checkpoint: see
             `raylance.runs.Newest`.
     """
 

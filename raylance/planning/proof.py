@@ -93,10 +93,12 @@ class Expected:
 
     def offsets(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
         """Returns the row offsets at positions of an epoch, as batches had them: int64, of the shape of `positions`."""
-        found = self.selection.offsets(select_rows(epoch, positions))
-        if self.selection_of is not None:
-            for segment, mine, rows in epoch.earlier(positions):
-                found[mine] = self.selection_of(segment).offsets(rows)
+        if not epoch.known_from or self.selection_of is None:
+            return self.selection.offsets(select_rows(epoch, positions))
+        found, is_known = np.empty_like(positions), positions >= epoch.known_from
+        found[is_known] = self.selection.offsets(select_rows(epoch, positions[is_known]))
+        for segment, mine, rows in epoch.earlier(positions):
+            found[mine] = self.selection_of(segment).offsets(rows)
         return found
 
     def cost(self, epoch: int, end: int) -> str:

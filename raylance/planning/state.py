@@ -320,7 +320,8 @@ def check_state(
         pins = " (version=… pins the version)" * ("  version: " in differing)
         raise StateError(
             f"the checkpoint belongs to other data or another order:\n{differing}\n"
-            f"Its position would mean other rows. Give the saved values{pins}, or start under a new run name."
+            f"Its position, {saved.position:,} of epoch {saved.epoch}, would mean other rows. Give the saved "
+            f"values{pins}, or start under a new run name{_way_on(saved, current)}."
         )
     if left_out:
         logger.warning(
@@ -342,6 +343,14 @@ def check_state(
             differing,
         )
     return moved
+
+
+def _way_on(saved: State, current: State) -> str:
+    """Returns the advice for a run that may go on with what is left of the epoch, or ""."""
+    others = [name for name in (*_MUST_MATCH, "order", "windows", "uri") if name not in _MAY_CHANGE]
+    if isinstance(saved.uri, Mapping) or _compare(saved, current, others):
+        return ""
+    return '; or go on with the rows that are left of the epoch: version=raylance.runs.Newest(when="now")'
 
 
 def _of_datasets(current: State, saved: State) -> State:

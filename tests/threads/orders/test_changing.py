@@ -285,6 +285,26 @@ def test_a_filter_that_comes_back_brings_no_row_again(uri: str) -> None:
     assert sorted(first + rest) == [*range(100)]
 
 
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_an_epoch_of_which_no_step_is_left_is_proven(uri: str, tmp_path: Path, *, is_gone: bool) -> None:
+    """All rows that were left are gone, or are fewer than a step: no record had the end of the epoch."""
+    folder = str(tmp_path / "run")
+    given = {"remainder": "ragged" if is_gone else "drop"}
+    with opened(uri, **given).loader(runtime="threads", record=folder, name="train") as loader:
+        first, state = take(loader, 8), loader.state_dict()
+    if is_gone:
+        lance.dataset(uri).delete(f"id NOT IN {tuple(first)}")
+    with opened(uri, **given).loader(runtime="threads", record=folder, name="train") as loader:
+        loader.load_state_dict(state)
+        assert take(loader, batch=30) == []
+        state = loader.state_dict()
+    with opened(uri, **given).loader(runtime="threads", record=folder, name="train") as loader:
+        loader.load_state_dict(state)
+        assert take(loader)
+    proof = raylance.prove_run(folder)
+    assert proof.ok, proof
+
+
 def test_where_an_epoch_begins_all_rows_come(uri: str, tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
     with opened(uri).loader(runtime="threads", record=folder, name="train") as loader:
