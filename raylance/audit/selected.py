@@ -21,6 +21,7 @@ from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.samples.pack_tokens import PackTokens
 from raylance.samples.packs import Pack
 from raylance.samples.windows import WindowTable
+from raylance.source.live_rows import LiveRows
 from raylance.source.mixed_rows import MixedRows
 from raylance.source.packed import PackedRows
 from raylance.source.rows import RowSource, TableRows
@@ -151,7 +152,8 @@ class Part:
                     f"{self.table.uri!r} has no column {name!r}; its columns are {names}. Nothing was read. Name one "
                     "of these."
                 )
-        found: dict[str, list[Any]] = opened.take(pa.array(offsets), columns=list(columns)).to_pydict()
+        ascending, places = np.unique(offsets, return_inverse=True)
+        found: dict[str, list[Any]] = LiveRows(opened).take(ascending, columns).take(places).to_pydict()
         return found
 
 

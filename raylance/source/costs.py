@@ -32,6 +32,7 @@ from raylance.source.fields import find_field, is_blob, select_fields
 from raylance.source.kept_files import KeptFiles
 from raylance.source.lance_errors import LANCE_ERRORS, readable_text
 from raylance.source.limits import Calls, requests_of
+from raylance.source.live_rows import LiveRows
 from raylance.source.retrying import patiently
 from raylance.source.selection import Selection
 from raylance.source.version import Source
@@ -320,7 +321,7 @@ def _read_piece(dataset: lance.LanceDataset, costs: Costs, rows: Selection, piec
     first, span = int(offsets[0]), int(offsets[-1] - offsets[0]) + 1
     if costs.measured is not None:
         return _measure(dataset, costs, offsets)
-    if len(offsets) >= _DENSE * span:
+    if len(offsets) >= _DENSE * span or LiveRows(dataset).has_deletions:
         column = _scan(dataset, costs, first, span)
         column = column if span == len(offsets) else column.take(pa.array(offsets - first))
     else:

@@ -22,6 +22,7 @@ from raylance.source.data_files import DataFiles
 from raylance.source.fields import find_field, is_blob, select_fields
 from raylance.source.lance_errors import LANCE_ERRORS, readable_text
 from raylance.source.limits import requests_of
+from raylance.source.live_rows import LiveRows
 from raylance.source.reads import Reads
 from raylance.source.retrying import OPENING_S, Wanted, always, patiently
 from raylance.source.version import Source
@@ -202,6 +203,7 @@ class Reader(PieceReader):
     _files: DataFiles | None = dataclasses.field(default=None, init=False, repr=False)
     _schemas: tuple[pa.Schema, pa.Schema] | None = dataclasses.field(default=None, init=False, repr=False)
     _blobs: list[str] | None = dataclasses.field(default=None, init=False, repr=False)  # None before the first read
+    _live: LiveRows | None = dataclasses.field(default=None, init=False, repr=False)
     _listing: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -283,8 +285,9 @@ class Reader(PieceReader):
         if blobs:
             whole, places = wanted_rows(whole, places), None
             columns = {name: whole[name] for name in plain}
+            addresses = self._live_rows(dataset).addresses(offsets)
             for name in blobs:
-                found = dataset.read_blobs(name, indices=offsets.tolist(), preserve_order=True) if len(offsets) else []
+                found = dataset.read_blobs(name, addresses=addresses, preserve_order=True) if addresses else []
                 columns[name] = pa.chunked_array([pa.array([value for _, value in found], pa.large_binary())])
             whole = pa.table({name: columns[name] for name in self.columns})
         rows = len(offsets) if places is None else int(places[-1]) + 1
@@ -299,7 +302,7 @@ class Reader(PieceReader):
             # Schema.empty_table() refuses tensors with permuted axes.
             return pa.Table.from_batches([], schema=dataset.scanner(columns=columns).projected_schema), None
         if not is_range:
-            return _tidy(select_fields(dataset.take(pa.array(offsets), columns=columns), columns)), None
+            return _tidy(select_fields(self._live_rows(dataset).take(offsets, columns), columns)), None
         start, rows = int(offsets[0]), int(offsets[-1] - offsets[0]) + 1
         # A scan reads large rows, because it shows progress: a slow storage must not look like one that hangs.
         is_small = rows * self.row_bytes <= _DIRECT_BYTES
@@ -307,6 +310,13 @@ class Reader(PieceReader):
         if table is None:
             table = dataset.scanner(columns=columns, offset=start, limit=rows, batch_size=rows).to_table()
         return _tidy(table), None if rows == len(offsets) else offsets - start
+
+    def _live_rows(self, dataset: lance.LanceDataset) -> LiveRows:
+        """Returns the live rows of the open dataset."""
+        live = self._live
+        if live is None or live.dataset is not dataset:
+            self._live = live = LiveRows(dataset)
+        return live
 
     def _data_files(self, dataset: lance.LanceDataset, columns: list[str]) -> DataFiles:
         """Returns the data files of the open dataset."""
