@@ -230,14 +230,14 @@ def left_rows(order: Resolved, epoch: int, find: Find) -> dict[str, npt.NDArray[
             return found
         change, segment = at.changes[number], at.first + number
         begin, end = at.starts[number], change.position
-        handed.append((segment, at.part_rows(number, np.arange(begin, end))))
+        handed.append((segment, np.sort(at.part_rows(number, np.arange(begin, end)))))  # they are found faster so
         is_left = np.full(order.segment(segment + 1).rows, change.takes_new)
         if change.takes_new:
             for of, rows in handed:
                 here = find(of, segment + 1, rows)
                 is_left[here[here >= 0]] = False
         else:
-            here = find(segment, segment + 1, at.part_rows(number, np.arange(end, at.end(number))))
+            here = find(segment, segment + 1, np.sort(at.part_rows(number, np.arange(end, at.end(number)))))
             is_left[here[here >= 0]] = True
         rows = np.flatnonzero(is_left)
         found[table_of(segment)] = rows.astype(np.uint32 if len(is_left) <= 1 << 32 else np.int64)

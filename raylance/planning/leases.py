@@ -258,11 +258,11 @@ def _count(value: Any) -> int:
 
 
 def _pack(values: npt.NDArray[Any]) -> str:
-    return base64.b85encode(zlib.compress(values.tobytes(), 1)).decode()
+    return base64.b64encode(zlib.compress(values.tobytes(), 1)).decode()
 
 
 def _unpack(text: str, kind: Any) -> npt.NDArray[Any]:
-    return np.frombuffer(zlib.decompress(base64.b85decode(text)), dtype=kind).copy()
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=kind).copy()
 
 
 def read_book(content: bytes) -> dict[str, Any]:

@@ -461,10 +461,10 @@ def _follow(dataset: lance.LanceDataset, before: int, after: int, offsets: Int64
     if all(_keeps_rows(dataset, number, may_append=True) for number in range(before + 1, after + 1)):
         return offsets
     old, new = (_row_ids(dataset.checkout_version(number)) for number in (before, after))
-    sorted_by_id = np.argsort(new)
+    ascending = np.argsort(new, kind="stable")  # which is fast if they are sorted
     asked = old[np.maximum(offsets, 0)]
-    at = np.minimum(np.searchsorted(new, asked, sorter=sorted_by_id), max(0, len(new) - 1))
-    found = sorted_by_id[at]
+    at = np.minimum(np.searchsorted(new[ascending], asked), max(0, len(new) - 1))
+    found = ascending[at]
     return np.where((offsets >= 0) & (new[found] == asked), found, -1)
 
 
