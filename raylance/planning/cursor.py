@@ -3,29 +3,19 @@
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from raylance.arguments import check_integer
-from raylance.errors import ConfigError, StateError
-from raylance.orders.changed import (
-    Change,
-    Changed,
-    Find,
-    as_recorded,
-    can_change,
-    could_change,
-    left_rows,
-    since,
-    table_of,
-    unchanged,
-)
+from raylance.errors import ConfigError
+from raylance.orders.changed import Changed, as_recorded, can_change, could_change, since
 from raylance.orders.mixture import MixOrder
-from raylance.orders.order import WINDOW_BYTES, Order
+from raylance.orders.order import WINDOW_BYTES
 from raylance.orders.permutation import Int64Array
 from raylance.orders.shuffles import Sequential
+from raylance.planning.changes import change_at, waits, with_left_rows
 from raylance.planning.delivery_spec import DeliverySpec, make_plan
 from raylance.planning.plan import Plan
 from raylance.planning.shards import NO_SHARDS, list_shards
@@ -297,10 +287,10 @@ class Cursor:
             spec = _adopt(given if isinstance(given.order, MixOrder) else self.delivery_spec, saved)
         finally:
             self.delivery_spec = present
-        if moved.has_changed or (may_change and _waits(order, saved, given.on_new_version)):
-            spec = self._changed(spec, saved)
+        if moved.has_changed or (may_change and waits(order, saved, given.on_new_version)):
+            spec = change_at(spec, saved, self._versions)
         elif isinstance(spec.order, Changed):
-            spec = self._with_left_rows(spec, spec.order, epoch)
+            spec = with_left_rows(spec, spec.order, epoch, self._versions)
         order, change = spec.order.after(saved.order, saved.epoch, saved.position)
         spec, self._rows_of = dataclasses.replace(spec, order=order), moved.rows_of
         if change:
@@ -314,61 +304,6 @@ class Cursor:
         self.epoch, self.position, self.step = saved.epoch, saved.position, saved.step
         self._before = self.holder = None
         return saved
-
-    def _changed(self, spec: DeliverySpec, saved: State) -> DeliverySpec:
-        """Returns the rows to deliver if other ones than those of a state, or another order, come from there on."""
-        order = spec.order
-        last = Change(
-            epoch=saved.epoch,
-            position=saved.position,
-            left=spec.rows,
-            takes_new=not saved.position or spec.on_new_version == "now",
-            keeps=self._versions.has_grown_from(saved.before),
-            before=saved.before,
-        )
-        own, known = unchanged(order), order.changes if isinstance(order, Changed) else ()
-        changed = Changed(of=own, changes=(*known, last), shard_rows=own.shard_rows)
-        return self._with_left_rows(spec, changed, saved.epoch, is_new=True)
-
-    def _with_left_rows(self, spec: DeliverySpec, order: Changed, epoch: int, *, is_new: bool = False) -> DeliverySpec:
-        """Returns the rows to deliver by an order that has changed, with the tables of what is left of an epoch.
-        `is_new` says that the last change is not in a state yet.
-        """
-        resolved = dataclasses.replace(spec, order=order).resolved_order
-        tables = left_rows(resolved, epoch, self._find(order.changes))
-        counted = [
-            dataclasses.replace(each, left=len(tables.get(table_of(number), range(each.left))))
-            for number, each in enumerate(order.changes)
-        ]
-        known = len(counted) - is_new
-        if counted[:known] != [*order.changes[:known]]:
-            raise damaged(
-                f"{[each.left for each in order.changes]} rows are left at {[each.place for each in counted]}"
-            )
-        return dataclasses.replace(
-            spec, order=dataclasses.replace(order, changes=tuple(counted)), tables={**self._given.tables, **tables}
-        )
-
-    def _find(self, changes: Sequence[Change]) -> Find:
-        """Returns a function that finds rows after changes: see `Find`."""
-        facts = [*(each.before for each in changes), None]
-
-        def find(of: int, to: int, rows: Int64Array) -> Int64Array:
-            if all(each.keeps for each in changes[of:to]):
-                return rows
-            found = self._versions.find_rows(facts[of] or {}, facts[to], rows)
-            if found is None:
-                old, new = (each["version"] if each else self._origin["version"] for each in (facts[of], facts[to]))
-                raise StateError(
-                    f"version {old} of the dataset and version {new} cannot be compared row by row, so it is not known "
-                    f"which rows are left of epoch {changes[-1].epoch}. Nothing was loaded. Either a clean-up removed "
-                    "versions, which raylance.runs.pin prevents, or rows were moved or written anew, such as by a "
-                    "compaction of a dataset without stable row IDs. Take the version of the checkpoint to the end of "
-                    "the epoch, or begin an epoch by set_epoch()."
-                )
-            return found
-
-        return find
 
     def completed_shards(self) -> Int64Array:
         """Returns the IDs of the shards whose rows were all consumed in this epoch: int64, ascending, shape (k,)."""
@@ -407,12 +342,6 @@ def _adopt(spec: DeliverySpec, saved: State) -> DeliverySpec:
             spec.window_bytes,
         )
     return dataclasses.replace(spec, window_bytes=saved.window_bytes)
-
-
-def _waits(order: Order, saved: State, when: str) -> bool:
-    """Whether new rows were to come in the next epoch, and are to come now."""
-    last = order.changes[-1] if isinstance(order, Changed) else None
-    return last is not None and last.epoch == saved.epoch and not last.takes_new and when == "now"
 
 
 def _continue(saved: State, spec: DeliverySpec) -> State:
