@@ -146,6 +146,7 @@ class Consumer:
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of an epoch, and warns if positions of it were consumed."""
+        order = self.cursor.delivery_spec.order
         if given_up := self.cursor.set_epoch(epoch):
             logger.warning(
                 "set_epoch(%d) gives up position %d of this epoch: rows before it come again. To continue after a "
@@ -153,6 +154,9 @@ class Consumer:
                 epoch,
                 given_up,
             )
+        if self.cursor.delivery_spec.order is not order:  # rows before it are not of the plan that the record will have
+            self.recorder.end()
+            self.ledger.forget()
         self.ledger.move(self.cursor.epoch)
         self._on_place()
 

@@ -319,9 +319,9 @@ class LeaseDesk:
         plan = cursor.plan(size=1, dp_size=1, reader_bytes=Options().reader_bytes)
         if plan.order.known_from > (0, 0):
             raise StateError(
-                f"rows of {self._spec.delivery.uri!r} were deleted, updated or are not selected any more, and tickets "
-                "that are out may be of them: leases take appended rows only. Open the dataset as before, or give "
-                "another name=."
+                f"rows of {self._spec.delivery.uri!r} were deleted, updated or are not selected any more. Leases take "
+                "appended rows only, because the rows of earlier tickets must stay known. Open the dataset as before, "
+                "or give another name=."
             )
         cursor.follow(plan)
         self._order, self._ends = plan.order, [0]  # the number of tickets before each epoch

@@ -13,7 +13,7 @@ from raylance.api.opening_samples import kind_of, take_samples
 from raylance.columns import COMPONENT
 from raylance.descriptions import CLASS, is_description, kind_of_setting, read_description, read_setting
 from raylance.errors import ConfigError, StateError
-from raylance.orders.changed import Changed, as_recorded
+from raylance.orders.changed import Changed, as_recorded, unchanged
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Order
 from raylance.orders.registry import ORDERS
@@ -95,7 +95,7 @@ def reopen(
         opened[name] = Dataset(found.with_delivery(empty_batches=True))
     if not is_mixture:
         spec = opened_of(opened[""])
-        return Dataset(spec.with_delivery(order=as_recorded(spec.delivery.order, saved.order)))
+        return Dataset(spec.with_delivery(order=unchanged(as_recorded(spec.delivery.order, saved.order))))
     weighed = {name: (opened[name], part["quota"]) for name, part in parts.items()}
     mixed = mix(weighed, stop=saved.order["stop"], window_bytes=saved.window_bytes, remainder=remainder)
     spec = opened_of(mixed).with_delivery(empty_batches=True)

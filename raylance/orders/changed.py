@@ -18,9 +18,10 @@ from raylance.orders.order import Epoch, Facts, Order, PicklesFields, Resolved
 from raylance.orders.permutation import BoolArray, Int64Array, derive_key
 from raylance.orders.registry import ORDERS
 
-Find = Callable[[int, int, Int64Array], Int64Array]
-"""Finds selected rows of one segment in a later one: takes the numbers of both, and the rows, int64; returns the rows
-there, -1 for those that are gone.
+Carry = Callable[[int, Int64Array, Int64Array], tuple[Int64Array, Int64Array]]
+"""Carries rows over a change: takes its number, names of rows, and others by their numbers among the selected rows
+before it; returns the names of all of them that are still there, and the numbers of those that are selected after it.
+All are int64, in any order.
 """
 
 
@@ -67,6 +68,11 @@ class Changed(Order):
         """See `Order.is_resolved`."""
         return self.of.is_resolved
 
+    @property
+    def known_from(self) -> tuple[int, int]:
+        """See `Resolved.known_from`."""
+        return max((each.place for each in self.changes if not each.keeps), default=(0, 0))
+
     def params(self) -> dict[str, Any]:
         """See `Order.params`."""
         changes = packed([*map(dataclasses.asdict, self.changes)])
@@ -100,7 +106,7 @@ class _ChangedResolved(PicklesFields, Resolved):
     @property
     def known_from(self) -> tuple[int, int]:
         """See `Resolved.known_from`."""
-        return max((each.place for each in self.settings.changes if not each.keeps), default=(0, 0))
+        return self.settings.known_from
 
     def custom_parts(self) -> list[Resolved]:
         """See `Resolved.custom_parts`."""
@@ -108,7 +114,12 @@ class _ChangedResolved(PicklesFields, Resolved):
 
     def epoch(self, number: int) -> Epoch:
         """See `Resolved.epoch`."""
-        return self.of.epoch(number) if number >= self.alike_from else _ChangedEpoch(self, number)
+        return self.of.epoch(number) if number >= self.alike_from else self._epoch(number)
+
+    @functools.cached_property
+    def _epoch(self) -> "Callable[[int], _ChangedEpoch]":
+        """A function that returns an epoch by number. It keeps the last ones, because they know their rows."""
+        return functools.lru_cache(maxsize=4)(functools.partial(_ChangedEpoch, self))
 
     def segment(self, number: int, rows: int | None = None, key: tuple[int | str, ...] = ()) -> Resolved:
         """Returns the order before the change with this number, or after the last one: of all rows that were selected
@@ -183,7 +194,7 @@ class _ChangedEpoch(Epoch):
                 f"the rows of epoch {self.number} are not known any more, because the data have changed since. Give a "
                 "checkpoint of this epoch."
             )
-        return left_rows(self.order, self.number, lambda of, to, rows: rows)
+        return left_rows(self.order, self.number, carry_kept)
 
     @property
     def known_from(self) -> int:
@@ -215,12 +226,18 @@ def table_of(change: int) -> str:
     return f"left at change {change}"
 
 
-def left_rows(order: Resolved, epoch: int, find: Find) -> dict[str, npt.NDArray[Any]]:
+def carry_kept(change: int, names: Int64Array, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Carries rows over a change that keeps them, by their numbers; see `Carry`."""
+    joined = np.concatenate([names, rows])
+    return joined, joined
+
+
+def left_rows(order: Resolved, epoch: int, carry: Carry) -> dict[str, npt.NDArray[Any]]:
     """Returns the rows that are left at each change of an epoch of a `Changed` order, by the names of their tables:
     those that are selected there, less those that the epoch has had before.
     """
     found: dict[str, npt.NDArray[Any]] = {}
-    handed: list[tuple[int, Int64Array]] = []  # by segment
+    handed = none = np.empty(0, dtype=np.int64)  # names of the rows that the epoch has had
     if not isinstance(order, _ChangedResolved) or epoch >= order.alike_from:
         return found
     number = 0
@@ -230,15 +247,11 @@ def left_rows(order: Resolved, epoch: int, find: Find) -> dict[str, npt.NDArray[
             return found
         change, segment = at.changes[number], at.first + number
         begin, end = at.starts[number], change.position
-        handed.append((segment, np.sort(at.part_rows(number, np.arange(begin, end)))))  # they are found faster so
+        handed, here = carry(segment, handed, at.part_rows(number, np.arange(begin, end)))
         is_left = np.full(order.segment(segment + 1).rows, change.takes_new)
-        if change.takes_new:
-            for of, rows in handed:
-                here = find(of, segment + 1, rows)
-                is_left[here[here >= 0]] = False
-        else:
-            here = find(segment, segment + 1, np.sort(at.part_rows(number, np.arange(end, at.end(number)))))
-            is_left[here[here >= 0]] = True
+        if not change.takes_new:
+            _, here = carry(segment, none, at.part_rows(number, np.arange(end, at.end(number))))
+        is_left[here] = not change.takes_new
         rows = np.flatnonzero(is_left)
         found[table_of(segment)] = rows.astype(np.uint32 if len(is_left) <= 1 << 32 else np.int64)
         number += 1
@@ -300,8 +313,8 @@ def _order_of(params: Mapping[str, Any], like: Order) -> Order:
     name = params.get("name")
     kind = ORDERS.get(str(name)) or (type(like) if like.name == name else None)
     if kind is None:
-        raise ConfigError(f"the order {name!r} is not known here")
+        raise ConfigError(f"the order {name!r} is not known here.")
     found = kind(**{field: value for field, value in params.items() if field != "name"})
     if not can_change(found, has_tables=False):
-        raise ConfigError(f"rows of the order {name!r} cannot change in the middle of an epoch")
+        raise ConfigError(f"rows of the order {name!r} cannot change in the middle of an epoch.")
     return found

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from raylance.errors import StateError
-from raylance.orders.changed import Change, Changed, Find, left_rows, table_of, unchanged
+from raylance.orders.changed import Carry, Change, Changed, carry_kept, left_rows, table_of, unchanged
 from raylance.orders.order import Order
 from raylance.orders.permutation import Int64Array
 from raylance.planning.delivery_spec import DeliverySpec
@@ -46,7 +46,7 @@ def with_left_rows(
         StateError: If it is not known which rows are left, or if a state says otherwise.
     """
     resolved = dataclasses.replace(spec, order=order).resolved_order
-    tables = left_rows(resolved, epoch, _finder(order.changes, versions))
+    tables = left_rows(resolved, epoch, _carrier(order.changes, versions))
     counted = tuple(
         dataclasses.replace(each, left=len(tables.get(table_of(number), range(each.left))))
         for number, each in enumerate(order.changes)
@@ -57,23 +57,23 @@ def with_left_rows(
     return dataclasses.replace(spec, order=dataclasses.replace(order, changes=counted), tables=tables)
 
 
-def _finder(changes: Sequence[Change], versions: Versions) -> Find:
-    """Returns a function that finds rows after changes: see `Find`."""
+def _carrier(changes: Sequence[Change], versions: Versions) -> Carry:
+    """Returns a function that carries rows over changes; see `Carry`. Rows are named by their offsets."""
+    if all(each.keeps for each in changes):
+        return carry_kept
 
-    def find(of: int, to: int, rows: Int64Array) -> Int64Array:
-        if all(each.keeps for each in changes[of:to]):
-            return rows
-        before, after = changes[of].before, changes[to].before if to < len(changes) else None
-        found = versions.find_rows(before, after, rows)
+    def carry(change: int, names: Int64Array, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+        before, after = changes[change].before, changes[change + 1].before if change + 1 < len(changes) else None
+        found = versions.carry(before, after, names, rows)
         if found is None:
             later = "the version that was opened" if after is None else f"version {after['version']}"
             raise StateError(
                 f"version {before['version']} of the dataset and {later} cannot be compared row by row, so it is not "
-                f"known which rows are left of epoch {changes[-1].epoch}. Nothing was loaded. Either a clean-up has "
-                "removed versions, which raylance.runs.pin prevents, or rows were moved or written anew, such as by a "
-                "compaction of a dataset without stable row IDs. Take the version of the checkpoint to the end of the "
-                "epoch, or begin an epoch by set_epoch()."
+                f"known which rows are left of epoch {changes[change].epoch}. Nothing was loaded. Either a clean-up "
+                "has removed versions, which raylance.runs.pin prevents, or rows were moved or written anew, such as "
+                "by a compaction of a dataset without stable row IDs. Take the version of the checkpoint to the end of "
+                "the epoch, or begin an epoch by set_epoch()."
             )
         return found
 
-    return find
+    return carry

@@ -81,7 +81,7 @@ class Cursor:
         epoch = check_integer("set_epoch(): epoch", epoch, 0)
         given_up = self.position if epoch == self.epoch else 0
         order = self.delivery_spec.order
-        if isinstance(order, Changed) and (epoch, 0) < order.changes[-1].place:  # it begins anew, with the present rows
+        if isinstance(order, Changed) and (epoch, 0) < order.known_from:  # it begins anew, with the present rows
             self.delivery_spec = dataclasses.replace(self.delivery_spec, order=order.of, tables=self._given.tables)
         self.epoch, self.position, self.step = epoch, 0, 0
         self._before = self.holder = None
@@ -273,8 +273,10 @@ class Cursor:
             if isinstance(order, Changed) and not self._keeps_changes:
                 saved = dataclasses.replace(saved, order=since(saved.order, saved.epoch))
                 order = as_recorded(given.order, saved.order)
-        may_change = given.on_new_version != "refuse" and could_change(saved.order, given.order)
-        may_change &= can_change(given.order, has_tables=bool(given.tables))
+        may_change = None
+        if given.on_new_version != "refuse":
+            may_change = could_change(saved.order, given.order) and saved.windows is None
+            may_change &= can_change(given.order, has_tables=bool(given.tables))
         self.delivery_spec = dataclasses.replace(given, order=order)
         try:
             current = self.state(None, 1)

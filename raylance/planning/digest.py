@@ -175,6 +175,13 @@ class Ledger:
             self.forgotten = None if forgotten is None else (forgotten[0], forgotten[1])
         self._loaded, self._is_cut, self._before = None, True, None
 
+    def forget(self) -> None:
+        """Forgets what was handed out, because it was of another plan than what follows."""
+        places = [interval.end for interval in self._intervals]
+        self.forgotten = max([*places, *filter(None, [self.forgotten])], default=None)
+        self.name, self._intervals, self.restored = "", [], {}
+        self._is_cut, self._before = True, None
+
     def skip(self, epoch: int, low: int, high: int, *, is_last: bool, share: RankAndSize) -> None:
         """Records that all ranks pass over the positions from `low` to `high` on purpose."""
         self._is_cut = True

@@ -108,7 +108,10 @@ class Expected:
         order = self.order
         if order is None or not (order.cost_names or self.tokens is not None):
             return ""
-        is_whole = end >= order.epoch(epoch).epoch_rows and not order.repeats
+        if order.epoch(epoch).known_from:
+            return ""
+        has_all = epoch >= order.alike_from and not order.repeats
+        is_whole = has_all and end >= order.epoch(epoch).epoch_rows
         if not order.cost_names:
             return f"; they have {self.tokens:,} tokens" if is_whole else ""
         try:

@@ -16,6 +16,7 @@ from raylance.descriptions import CLASS, description_of, in_words, is_descriptio
 from raylance.errors import ConfigError, StateError
 from raylance.orders.course import is_packed, unpacked
 from raylance.orders.permutation import Int64Array
+from raylance.orders.sampling import ClassBalanced, Weighted
 from raylance.planning.step_size import CostLimit, Size
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ _MUST_MATCH = ("branch", "version", "identity", "filter", "split", "rows", "fing
 _VERSION = ("version", "identity")
 # These may differ where an epoch begins, because no position refers to the rows there: the dataset has changed.
 _MAY_GROW = (*_VERSION, "rows", "fingerprint")
+_DRAWN = (Weighted.name, ClassBalanced.name)
 # These may differ in the middle of an epoch, if that is asked for: it goes on with the rows that are left.
 _MAY_CHANGE = (*_MAY_GROW, "filter", "split", "seed", "order")
 _SHOULD_MATCH = ("columns", "decode", "transform", "codecs", "cost")
@@ -251,11 +253,12 @@ class Versions(Protocol):
         them.
         """
 
-    def find_rows(
-        self, before: Mapping[str, Any], after: Mapping[str, Any] | None, rows: Int64Array
-    ) -> Int64Array | None:
-        """Finds rows that fields of a state select, int64 (n,), in those that later fields select; None for the data
-        themselves. Returns their numbers there, int64 (n,), -1 for rows that are gone; None if that is not known.
+    def carry(
+        self, before: Mapping[str, Any], after: Mapping[str, Any] | None, offsets: Int64Array, rows: Int64Array
+    ) -> tuple[Int64Array, Int64Array] | None:
+        """Carries rows from the version that fields of a state name to that of later ones, None for the data
+        themselves: takes offsets, and numbers of selected rows, int64 (n,) each. Returns the offsets there of all that
+        are not gone, and the numbers of those that are selected; None if that is not known.
         """
 
 
@@ -270,9 +273,9 @@ class NoVersions:
         """See `Versions`."""
         return False
 
-    def find_rows(
-        self, before: Mapping[str, Any], after: Mapping[str, Any] | None, rows: Int64Array
-    ) -> Int64Array | None:
+    def carry(
+        self, before: Mapping[str, Any], after: Mapping[str, Any] | None, offsets: Int64Array, rows: Int64Array
+    ) -> tuple[Int64Array, Int64Array] | None:
         """See `Versions`."""
         return None
 
@@ -297,13 +300,14 @@ def check_state(
     current: State,
     versions: Versions | None = None,
     *,
-    may_change: bool = False,
+    may_change: bool | None = None,
     may_begin: bool = True,
 ) -> Moved:
     """Refuses a saved state that means other rows than the loader's own. A field of the current order that is "auto"
     accepts every saved number, and the loader reuses it. Allowed, with a warning, are other columns, another decoding,
     equal files in another place, another version with the same rows in the same order and, if `may_begin`, other rows
-    of the same dataset where an epoch begins; with `may_change`, anywhere, and another order, too.
+    of the same dataset where an epoch begins; with `may_change`, anywhere, and another order, too. `may_change` is None
+    if that is not asked for, and False if it is, and the order cannot change.
 
     Raises:
         StateError: If fields differ, with both values of each, side by side.
@@ -321,7 +325,7 @@ def check_state(
         raise StateError(
             f"the checkpoint belongs to other data or another order:\n{differing}\n"
             f"Its position, {saved.position:,} of epoch {saved.epoch}, would mean other rows. Give the saved "
-            f"values{pins}, or start under a new run name{_way_on(saved, current)}."
+            f"values{pins}, or start under a new run name{_way_on(saved, current, may_change)}."
         )
     if left_out:
         logger.warning(
@@ -345,11 +349,16 @@ def check_state(
     return moved
 
 
-def _way_on(saved: State, current: State) -> str:
+def _way_on(saved: State, current: State, may_change: bool | None) -> str:
     """Returns the advice for a run that may go on with what is left of the epoch, or ""."""
     others = [name for name in (*_MUST_MATCH, "order", "windows", "uri") if name not in _MAY_CHANGE]
     if isinstance(saved.uri, Mapping) or _compare(saved, current, others):
         return ""
+    if may_change is False:
+        return (
+            '. when="now" and "next_epoch" cannot be honoured: samples of several rows, buckets, mixtures and orders '
+            "that draw rows, or of another class of your own, take other rows only where an epoch begins"
+        )
     return '; or go on with the rows that are left of the epoch: version=raylance.runs.Newest(when="now")'
 
 
@@ -369,7 +378,7 @@ def _of_datasets(current: State, saved: State) -> State:
     return dataclasses.replace(current, **found, rows=saved.rows, fingerprint=saved.fingerprint)
 
 
-def _moved_on(saved: State, current: State, versions: Versions, *, may_change: bool, may_begin: bool) -> Moved:
+def _moved_on(saved: State, current: State, versions: Versions, *, may_change: bool | None, may_begin: bool) -> Moved:
     """Returns which fields may differ because the data have changed; none if they have not, or a position in them would
     mean other rows.
     """
@@ -382,8 +391,11 @@ def _moved_on(saved: State, current: State, versions: Versions, *, may_change: b
     is_moved, is_rewritten = saved.version != current.version, saved.identity != current.identity
     if (saved.uri, saved.branch) != (current.uri, current.branch) or not isinstance(saved.uri, str):
         return Moved(saved.rows_of)
-    if is_moved and differing <= {*_MAY_GROW} and may_begin and not saved.position:
-        return Moved(fields=_MAY_GROW)
+    of_rows: tuple[str, ...] = _MAY_GROW
+    if saved.order.get("name") == current.order.get("name") and saved.order.get("name") in _DRAWN:
+        of_rows = (*_MAY_GROW, "order")  # which names what it was drawn from
+    if is_moved and differing <= {*of_rows} and may_begin and not saved.position:
+        return Moved(fields=of_rows)
     if may_change and saved.windows is None and current.windows is None and (is_moved or not is_rewritten):
         return Moved(has_changed=True, fields=_MAY_CHANGE)
     return Moved(saved.rows_of)

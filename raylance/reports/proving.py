@@ -344,7 +344,7 @@ def groups_of(run: Run) -> dict[str, list[LoaderRecord]]:
     """
     groups: dict[tuple[Any, ...], list[LoaderRecord]] = {}
     first: dict[str, Any] = {}  # by place and by identity
-    subjects: dict[str, str] = {}
+    subjects: dict[tuple[Any, ...], str] = {}
     for record in run.records:
         facts, state = record.facts, record.facts["state"]
         keys = [json.dumps([name, state[name]]) for name in ("identity", "uri") if state.get(name)]
@@ -352,12 +352,11 @@ def groups_of(run: Run) -> dict[str, list[LoaderRecord]]:
         first |= dict.fromkeys(keys, place)
         stem = facts.get("stem", facts["dataset"])
         stem = dataset_stem(place) if stem == dataset_stem(state.get("uri")) else stem
-        subject = subject_of(state | {"uri": place})
+        named, subject = (stem, facts.get("number", 1), facts["split"]), subject_of(state | {"uri": place})
         if changes := changes_of(state):  # a filter that has changed in the course of the run
             of_first = subject_of(state | changes[0]["before"] | {"uri": place})
-            subjects.setdefault(subject, subjects.get(of_first, of_first))
-        subject = subjects.get(subject, subject)
-        groups.setdefault((stem, facts.get("number", 1), subject, facts["split"]), []).append(record)
+            subjects.setdefault((*named, subject), subjects.get((*named, of_first), of_first))
+        groups.setdefault((*named, subjects.get((*named, subject), subject)), []).append(record)
     labels: dict[str, list[LoaderRecord]] = {}
     for number, (key, records) in enumerate(groups.items()):
         others = {name for other, found in groups.items() if other != key for name in _names(found)}

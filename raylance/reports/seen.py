@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow.fs
 
 from raylance.columns import split_offsets
-from raylance.errors import ConfigError
+from raylance.errors import ConfigError, DatasetError
 from raylance.observe.record import open_folder
 from raylance.orders.order import Resolved
 from raylance.orders.permutation import Int64Array
@@ -132,9 +132,16 @@ class _Wanted:
 
     def _found_in(self, pinned: Source) -> tuple[Int64Array, Int64Array]:
         """Returns the offsets in a version of the rows that are there, ascending, and their asked offsets."""
-        asked_for = pinned.at(self._version)
+        try:
+            asked_for = pinned.at(self._version)
+        except DatasetError as error:
+            raise ConfigError(
+                f"seen(version={self._version}): {error} Give a version that is there, as those that the run has had."
+            ) from error
         is_later = pinned.version > asked_for.version
-        before = self._offsets if is_later else np.arange(pinned.open().count_rows())
+        rows = asked_for.open().count_rows()
+        asked_rows = self._offsets[(self._offsets >= 0) & (self._offsets < rows)]
+        before = asked_rows if is_later else np.arange(pinned.open().count_rows())
         after = pinned.offsets_of(asked_for, before) if is_later else asked_for.offsets_of(pinned, before)
         if after is None:
             raise ConfigError(
@@ -143,7 +150,7 @@ class _Wanted:
                 "raylance.runs.pin."
             )
         here, asked = (after, before) if is_later else (before, after)
-        is_asked = (here >= 0) & np.isin(asked, self._offsets)
+        is_asked = (here >= 0) & (asked >= 0) & np.isin(asked, self._offsets)
         ascending = np.argsort(here[is_asked])
         return here[is_asked][ascending], asked[is_asked][ascending]
 

@@ -38,7 +38,8 @@ class LiveRows:
 
     def take(self, offsets: Int64Array, columns: Sequence[str]) -> pa.Table:
         """Reads columns of rows, as `lance.LanceDataset.take` does; offsets are ascending, int64, (n,)."""
-        if not (len(offsets) and self.has_deletions):
+        is_there = len(offsets) and offsets[-1] < self._fragments[1][-1]
+        if not (is_there and self.has_deletions):  # Lance says what is wrong with others
             return self.dataset.take(pa.array(offsets), columns=columns)
         return pa.concat_tables(
             self.dataset.take(pa.array(own + first), columns=columns)

@@ -16,6 +16,7 @@ from raylance.orders.permutation import Int64Array
 from raylance.planning.proof import HasOffsets
 from raylance.samples.table import SampleTable
 from raylance.source.derived import Derived
+from raylance.source.lance_errors import Failure, failure_of
 from raylance.source.reader import Reader, ReadMode, RowReader
 from raylance.source.retrying import OPENING_S
 from raylance.source.selection import Selection, select_again
@@ -134,11 +135,11 @@ class RowSource(abc.ABC):
         """
         raise DatasetError(f"{type(self).__name__}: rows of other versions are not known.")
 
-    def find_rows(
-        self, before: Mapping[str, Any], after: Mapping[str, Any] | None, rows: Int64Array
-    ) -> Int64Array | None:
-        """Finds selected rows of an earlier version in a later one, or in this one; see
-        `raylance.planning.state.Versions`.
+    def carry(
+        self, before: Mapping[str, Any], after: Mapping[str, Any] | None, offsets: Int64Array, rows: Int64Array
+    ) -> tuple[Int64Array, Int64Array] | None:
+        """Carries rows from an earlier version to a later one, or to this one; see `raylance.planning.state.Versions`.
+        Raises DatasetError if the storage fails.
         """
         return None
 
@@ -209,17 +210,22 @@ class TableRows(RowSource):
             return False
         return self.pinned.has_rows_of(before["version"], before["identity"], may_append=True)
 
-    def find_rows(
-        self, before: Mapping[str, Any], after: Mapping[str, Any] | None, rows: Int64Array
-    ) -> Int64Array | None:
-        """See `RowSource.find_rows`."""
-        old, new = self.version_of(before), self.version_of(after)
-        found = self.load_selection() if after is None else self.selection_of(after)
-        offsets = new.offsets_of(old, self.selection_of(before).offsets(rows))
-        if offsets is None:
+    def carry(
+        self, before: Mapping[str, Any], after: Mapping[str, Any] | None, offsets: Int64Array, rows: Int64Array
+    ) -> tuple[Int64Array, Int64Array] | None:
+        """See `RowSource.carry`."""
+        try:
+            there = np.concatenate([offsets, self.selection_of(before).offsets(rows)])
+            selected = self.load_selection() if after is None else self.selection_of(after)
+            here = self.version_of(after).offsets_of(self.version_of(before), np.sort(there))  # faster if sorted
+        except DatasetError as error:
+            if failure_of(error) is Failure.PASSING:
+                raise
+            return None  # a version is gone
+        if here is None:
             return None
-        is_there = (offsets >= 0) & found.has(np.maximum(offsets, 0))
-        return np.where(is_there, found.count_before(np.maximum(offsets, 0)), -1)
+        here = here[here >= 0]
+        return here, selected.count_before(here[selected.has(here)])
 
     def version_of(self, fields: Mapping[str, Any] | None) -> Source:
         """Returns the version of the dataset that fields of a state name; the pinned one without fields."""

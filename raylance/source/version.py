@@ -7,6 +7,7 @@ the identity of the version's files is pinned with it, and each opening compares
 import contextlib
 import dataclasses
 import datetime
+import enum
 import functools
 import hashlib
 import logging
@@ -128,10 +129,13 @@ class Source:
         if not isinstance(version, int) or not identity:
             return False
         try:
+            other = dataclasses.replace(self, version=version, identity=identity, written="").open()
             opened = self.open()
-            dataclasses.replace(self, version=version, identity=identity, written="").open()
             low, high = sorted((version, self.version))
             may_append = may_append and version < self.version
+            older, newer = (other, opened) if version < self.version else (opened, other)
+            if _same_fragments(older, newer) is Rows.KEPT:
+                return may_append or len(older.get_fragments()) == len(newer.get_fragments())
             return all(_keeps_rows(opened, number, may_append=may_append) for number in range(low + 1, high + 1))
         except (*LANCE_ERRORS, DatasetError) as error:
             if failure_of(error) is Failure.PASSING:
@@ -140,6 +144,9 @@ class Source:
 
     def at(self, version: int) -> Self:
         """Pins another version of the same branch. Raises DatasetError if it is not there."""
+        numbers = _numbers(self.newest().open())
+        if version not in numbers:
+            raise DatasetError(f"{self.uri!r} has no version {version}: it has versions {numbers[0]} to {numbers[-1]}.")
         found = dataclasses.replace(self, version=version, identity="", written="")
         return dataclasses.replace(found, identity=_identity(found.open()))
 
@@ -157,16 +164,18 @@ class Source:
         if before.version > self.version:
             return None
         try:
-            dataset, low = self.open(), before.version
-            before.open()
+            dataset, older, low = self.open(), before.open(), before.version
+            if (rows := _same_fragments(older, dataset)) is not None:
+                return offsets if rows is Rows.KEPT else _follow(older, dataset, offsets)
             for number in range(before.version + 1, self.version + 1):
                 if _keeps_rows(dataset, number, may_append=True):
                     is_moved = type(dataset.read_transaction(number).operation) is lance.LanceOperation.Rewrite
                     if is_moved and not dataset.has_stable_row_ids:  # the rows lie in the same order, in other files
-                        offsets, low = _follow(dataset, low, number - 1, offsets), number
+                        first, last = (dataset.checkout_version(each) for each in (low, number - 1))
+                        offsets, low = _follow(first, last, offsets), number
                 elif not _changes_by_id(dataset, number):
                     return None
-            return _follow(dataset, low, self.version, offsets)
+            return _follow(dataset.checkout_version(low), dataset, offsets)
         except (*LANCE_ERRORS, DatasetError) as error:
             if failure_of(error) is Failure.PASSING:
                 raise
@@ -449,18 +458,43 @@ def _changes_by_id(dataset: lance.LanceDataset, version: int) -> bool:
     """Whether those rows have the same IDs in a version and the one before it that are in both."""
     try:
         kind = type(dataset.read_transaction(version).operation)
-    except TypeError:
-        return False
+    except TypeError:  # a compaction that moved rows of an index; see `_keeps_rows`
+        kind = lance.LanceOperation.Rewrite
     if kind is lance.LanceOperation.Rewrite:
         return bool(dataset.has_stable_row_ids)
     return kind in (lance.LanceOperation.Delete, lance.LanceOperation.Update)
 
 
-def _follow(dataset: lance.LanceDataset, before: int, after: int, offsets: Int64Array) -> Int64Array:
+class Rows(enum.Enum):
+    """What has become of the rows of a version, if its fragments are in another one."""
+
+    KEPT = enum.auto()  # they have the same offsets, and others may lie after them
+    SOME = enum.auto()  # some were deleted
+
+
+def _same_fragments(before: lance.LanceDataset, after: lance.LanceDataset) -> Rows | None:
+    """Compares two versions by the fragments of the earlier one, whose rows have the same IDs in the later one if it
+    has the fragments, too; so no version between them must be there. None if it lacks some.
+    """
+    old, new = ({each.fragment_id: each.metadata for each in it.get_fragments()} for it in (before, after))
+    for number, fragment in old.items():
+        other = new.get(number)
+        if other is None or other.physical_rows != fragment.physical_rows:
+            return None
+        if {file.path for file in fragment.files}.isdisjoint(file.path for file in other.files):
+            return None  # another one of this number, or all its columns were written anew
+    deleted = [[_deletion(of[number]) for number in old] for of in (old, new)]
+    return Rows.KEPT if [*new][: len(old)] == [*old] and deleted[0] == deleted[1] else Rows.SOME
+
+
+def _deletion(fragment: FragmentMetadata) -> tuple[int, int] | None:
+    file = fragment.deletion_file
+    return None if file is None else (file.read_version, file.id)
+
+
+def _follow(before: lance.LanceDataset, after: lance.LanceDataset, offsets: Int64Array) -> Int64Array:
     """Returns the offsets of rows in a later version, by their IDs; -1 for those that are gone."""
-    if all(_keeps_rows(dataset, number, may_append=True) for number in range(before + 1, after + 1)):
-        return offsets
-    old, new = (_row_ids(dataset.checkout_version(number)) for number in (before, after))
+    old, new = _row_ids(before), _row_ids(after)
     ascending = np.argsort(new, kind="stable")  # which is fast if they are sorted
     asked = old[np.maximum(offsets, 0)]
     at = np.minimum(np.searchsorted(new[ascending], asked), max(0, len(new) - 1))

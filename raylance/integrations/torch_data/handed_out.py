@@ -146,8 +146,11 @@ class StepsRecord:
         """Records a return to the start of an epoch whose rows, until now, do not count."""
         self._ledger.load(epoch, 0)
 
-    def move(self, epoch: int) -> None:
-        """Records a jump to the start of an epoch."""
+    def move(self, epoch: int, *, is_same: bool) -> None:
+        """Records a jump to the start of an epoch; `is_same` says whether its plan is that of the rows before."""
+        if not is_same:
+            self._recorder.end()
+            self._ledger.forget()
         self._ledger.move(epoch)
 
     def end(self) -> None:

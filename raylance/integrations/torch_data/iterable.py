@@ -83,6 +83,7 @@ class IterableDataset(RankSteps, torch.utils.data.IterableDataset[dict[str, Any]
             int(self._start[0]),
             int(self._start[1]),
             every * plan.global_batch_size,
+            self._key(plan),
         )
 
     def _batches(self, mine: Plan, dp_rank: int, epoch: int, position: int) -> Iterator[dict[str, Any]]:

@@ -145,6 +145,7 @@ class RowSampler(RankSteps, torch.utils.data.Sampler[list[int]]):
             self.epoch,
             self.position,
             plan.global_batch_size,
+            self._key(plan),
         )
 
     def _indices(self, plan: Plan, dp_rank: int, epoch: int, position: int) -> Iterator[list[int]]:

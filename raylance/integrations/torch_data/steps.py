@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import logging
 import os
 import pickle
@@ -18,7 +20,7 @@ from raylance.arguments import check_batch_size, check_flag, check_integer, refu
 from raylance.environment import process
 from raylance.environment.process import NO_GROUP, DistInfo, Mesh, data_parallel_of, find_place
 from raylance.environment.shared import Shared
-from raylance.errors import ConfigError, RaylanceError
+from raylance.errors import ConfigError, RaylanceError, StateError
 from raylance.integrations.torch_data.handed_out import StepsRecord
 from raylance.integrations.torch_data.sending import pack
 from raylance.planning.plan import Plan, no_step_left
@@ -133,9 +135,10 @@ class RankSteps(Positioned):
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of an epoch. A plain DataLoader needs this before each epoch; `Loader` does it itself."""
+        order = self._cursor.delivery_spec.order
         self._cursor.set_epoch(epoch)
         if self.record is not None:
-            self.record.move(self._cursor.epoch)
+            self.record.move(self._cursor.epoch, is_same=self._cursor.delivery_spec.order is order)
         self._send_start()
 
     def begin_again(self) -> None:
@@ -242,6 +245,11 @@ class RankSteps(Positioned):
         limit = self._options.reader_bytes
         return self._cursor.plan(size=size, dp_size=dp_size, reader_bytes=limit), dp_rank
 
+    def _key(self, plan: Plan) -> str:
+        """Returns a key of the rows of a plan and their order."""
+        known = [self._cursor.delivery_spec.fingerprint, plan.order.seed, plan.order.params()]
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
+
     def begin(self) -> tuple[Plan, int]:
         """Returns plan and data-parallel rank of an iteration. The first iteration fixes the order's "auto" values."""
         plan, dp_rank = self._plan()
@@ -268,13 +276,16 @@ class Pass(Iterator[Any]):
     """An iterator over one pass. It has a state, because torchdata's StatefulDataLoader asks iterators for one.
 
     The state has the epoch and a position. Worker w begins w global batches after that position, so a state is valid
-    only for the same worker among the same number of workers. The state of the dataset or the sampler, which identifies
-    the rows, is saved and checked separately.
+    only for the same worker among the same number of workers, and for the rows and the order of its `key`: the state of
+    the dataset or the sampler, which is saved and checked separately, may be that of an epoch's begin, where others are
+    allowed.
     """
 
-    def __init__(self, begin: Callable[[int, int], Iterator[Any]], epoch: int, position: int, rows: int) -> None:
+    def __init__(
+        self, begin: Callable[[int, int], Iterator[Any]], epoch: int, position: int, rows: int, key: str
+    ) -> None:
         """`begin(epoch, position)` starts a pass. Each batch starts `rows` positions after the batch before."""
-        self._begin, self._epoch, self._position, self._rows = begin, epoch, position, rows
+        self._begin, self._epoch, self._position, self._rows, self._key = begin, epoch, position, rows, key
         self._batches: Iterator[Any] | None = None
 
     def __next__(self) -> Any:
@@ -284,11 +295,22 @@ class Pass(Iterator[Any]):
         self._position += self._rows
         return batch
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Returns the epoch, and the position from which worker 0 would continue; see `Pass`."""
-        return {"epoch": self._epoch, "position": self._position}
+        return {"epoch": self._epoch, "position": self._position, "key": self._key}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Goes to the epoch and position of a state."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes to the epoch and position of a state.
+
+        Raises:
+            StateError: If it is in the middle of an epoch of other rows, or of another order.
+        """
+        if state["position"] and state.get("key", self._key) != self._key:
+            raise StateError(
+                f"rows or their order have changed since the state was saved, at position {state['position']} of "
+                f"epoch {state['epoch']}: its position would mean other rows. Nothing was loaded. Open the dataset "
+                "with the version and the arguments of before to the end of the epoch; or use "
+                "raylance.torch_data.Loader, which goes on with the rows that are left."
+            )
         self._epoch, self._position = state["epoch"], state["position"]
         self._batches = None

@@ -25,7 +25,7 @@ ORDERS: tuple[Order, ...] = (
 
 @dataclasses.dataclass
 class Segment:
-    """Rows with names, which changes leave as they are, in an order; what `Find` looks them up in."""
+    """Rows with names, which changes leave as they are, in an order."""
 
     names: list[int]
     order: Order
@@ -51,9 +51,12 @@ class Run:
         self.names += count
         return [*range(self.names - count, self.names)]
 
-    def find(self, of: int, to: int, rows: Int64Array) -> Int64Array:
-        places = {name: row for row, name in enumerate(self.segments[to].names)}
-        return np.array([places.get(self.segments[of].names[row], -1) for row in rows], dtype=np.int64)
+    def carry(self, change: int, names: Int64Array, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Rows that a segment does not select are still there, and may be selected later."""
+        found = [*names.tolist(), *(self.segments[change].names[row] for row in rows)]
+        places = {name: row for row, name in enumerate(self.segments[change + 1].names)}
+        here = [places[name] for name in found if name in places]
+        return np.array(found, dtype=np.int64), np.array(here, dtype=np.int64)
 
     def resolved(self) -> Resolved:
         last = self.segments[-1]
@@ -70,7 +73,7 @@ class Run:
             before=self.segments[-1].before,
         )
         self.segments, self.changes = [*self.segments, segment], (*self.changes, last)
-        self.tables = left_rows(self.resolved(), epoch, self.find)
+        self.tables = left_rows(self.resolved(), epoch, self.carry)
         if (left := self.tables.get(table_of(len(self.changes) - 1))) is not None:
             self.changes = (*self.changes[:-1], dataclasses.replace(last, left=len(left)))
 

@@ -317,6 +317,26 @@ def test_a_stateful_dataloaders_state_of_other_data_is_refused(uri: str) -> None
         next(iter(other))
 
 
+@pytest.mark.promise("P1", "P8")
+@pytest.mark.parametrize(("style", "workers"), [("iterable", 0), ("iterable", 2), ("map", 0)])
+def test_a_stateful_dataloader_refuses_rows_that_have_changed(
+    write_dataset: Callable[..., str], style: str, workers: int
+) -> None:
+    """The state of its dataset is that of the epoch's begin, where other rows are allowed: rows came twice."""
+    uri = write_dataset(pa.table({"id": np.arange(400)}))
+    _, loader = make(stateful(), open_dataset(uri), style, 40, workers)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    state = loader.state_dict()
+    del batches, loader
+    lance.write_dataset(pa.table({"id": np.arange(400, 480)}), uri, mode="append")
+    _, loader = make(stateful(), open_dataset(uri), style, 40, workers)
+    loader.load_state_dict(state)
+    with pytest.raises(raylance.StateError, match="position"):
+        next(iter(loader))
+
+
 def test_an_empty_pass_is_said(uri: str, caplog: pytest.LogCaptureFixture) -> None:
     handle = open_dataset(uri)
     loader = Loader(IterableDataset(handle, global_batch_size=100, drop_last=True))

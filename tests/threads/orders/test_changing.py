@@ -1,6 +1,7 @@
 """Runs whose rows or order change at a restart, in the middle of an epoch: what is left of it comes, each row once."""
 
 import dataclasses
+import datetime
 import itertools
 import json
 import logging
@@ -339,8 +340,12 @@ def test_the_rows_of_two_versions_must_be_comparable(uri: str) -> None:
         loader = raylance.dataset(uri, order="window", seed=2, version=version).loader(runtime="threads")
         with pytest.raises(StateError):
             loader.load_state_dict(state)
-    lance.dataset(uri).restore()
     lance.dataset(uri, version=1).restore()
+    with continued(uri, state) as loader:  # the same rows are back
+        assert len(take(loader)) == 60
+    lance.dataset(uri).delete("id < 10")
+    append(uri, 100, 10)
+    lance.dataset(uri).optimize.compact_files()
     with pytest.raises(StateError, match="version 1 "):
         continued(uri, state)
     lance.write_dataset(pa.table({"id": np.arange(100), "group": np.arange(100)}), uri, mode="overwrite")
@@ -356,6 +361,124 @@ def test_orders_that_know_all_rows_begin_with_the_next_epoch_alone(uri: str) -> 
     append(uri, 100, 30)
     with pytest.raises(StateError):
         continued(uri, state, order=weighted)
+
+
+@pytest.mark.promise("P10")
+@pytest.mark.parametrize("when", ["now", "next_epoch"])
+def test_the_cost_of_rows_is_that_of_those_that_came(uri: str, tmp_path: Path, when: str) -> None:
+    folder, state = str(tmp_path / "run"), None
+    for number in range(2):
+        with opened(uri, when, cost="group").loader(runtime="threads", record=folder, name="train") as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            take(loader, 4 + 1000 * number)
+            state = loader.state_dict()
+        lance.dataset(uri).delete("id % 3 = 0")
+        append(uri, 100, 30)
+    proof = raylance.prove_run(folder)
+    assert proof.ok, proof
+    assert "cost" not in str(proof), "it is not known of the rows that are gone"
+
+
+@pytest.mark.promise("P1", "P10")
+def test_an_epoch_that_begins_anew_after_a_change(uri: str, tmp_path: Path) -> None:
+    """A proof held its rows for wrong, and `seen` named rows that had not come."""
+    folder = str(tmp_path / "run")
+    with opened(uri).loader(runtime="threads", record=folder, name="train") as loader:
+        take(loader, 4)
+        state = loader.state_dict()
+    lance.dataset(uri).delete("id < 50")
+    with opened(uri).loader(runtime="threads", record=folder, name="train") as loader:
+        loader.load_state_dict(state)
+        take(loader, 2)
+        loader.set_epoch(0)
+        again = take(loader)
+        assert sorted(again) == [*range(50, 100)]
+        take(loader)
+    proof = raylance.prove_run(folder)
+    assert not proof.faults
+    assert proof.unproven
+    newest = lance.dataset(uri).to_table()["id"].to_pylist()
+    where = raylance.runs.seen(folder, np.arange(50))
+    assert [newest[at] for at in where[where["epoch"] == 0]["row_offset"]] == again
+
+
+def test_a_filter_that_another_dataset_of_the_run_has(uri: str, tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    states: list[Any] = [None, None]
+    for filter, steps in (("id < 80", 3), ("id >= 20", 3), ("id >= 20", 1000)):
+        asked = (("train", filter), ("val", "id >= 20"))
+        for number, (name, of) in enumerate(asked):
+            with opened(uri, filter=of).loader(runtime="threads", record=folder, name=name) as loader:
+                if states[number] is not None:
+                    loader.load_state_dict(states[number])
+                take(loader, steps)
+                states[number] = loader.state_dict()
+        append(uri, 100, 10)
+    proof = raylance.prove_run(folder)
+    assert proof.ok, proof
+    assert len(proof.datasets) == 2
+
+
+def test_orders_that_draw_rows_take_others_where_an_epoch_begins(uri: str) -> None:
+    order = raylance.Weighted(weights="group")
+    with opened(uri, order=order).loader(runtime="threads") as loader:
+        take(loader)
+        state = loader.state_dict()
+    append(uri, 100, 300)
+    with continued(uri, state, order=order) as loader:
+        assert max(take(loader)) > 100
+
+
+def test_a_reopened_run_shows_its_present_rows(uri: str) -> None:
+    _, state = begun(uri, 4)
+    delete(uri)
+    with continued(uri, state) as loader:
+        take(loader, 2)
+        state = loader.state_dict()
+    data = raylance.audit.reopen(state)
+    assert "90" in str(data.plan(10, 1))
+    assert {int(row) for batch in data.iter_batches(batch_size=10) for row in batch["id"]} == ids_of(uri)
+
+
+def test_a_clean_up_of_versions_that_no_epoch_had(uri: str) -> None:
+    """The versions between were needed, and nobody could pin them."""
+    data = opened(uri)
+    raylance.runs.pin(data, "run")
+    first, state = begun(uri, 4)
+    for number in range(3):
+        append(uri, 100 + number, 1)
+    delete(uri)
+    newest = lance.dataset(uri)
+    newest.cleanup_old_versions(datetime.timedelta(0), error_if_tagged_old_versions=False)
+    assert [each["version"] for each in newest.versions()] == [1, newest.version]
+    with continued(uri, state) as loader:
+        assert {*take(loader)} == ids_of(uri) - {*first}
+
+
+def test_compactions_of_indexed_rows_with_stable_ids(write_dataset: Callable[..., str]) -> None:
+    table = pa.table({"id": np.arange(100), "group": np.arange(100) % 5})
+    uri = write_dataset(table, enable_stable_row_ids=True, max_rows_per_file=30)
+    first, state = begun(uri, 4)
+    lance.dataset(uri).create_scalar_index("id", "BTREE")
+    lance.dataset(uri).optimize.compact_files()
+    with continued(uri, state) as loader:
+        assert sorted(first + take(loader)) == [*range(100)]
+
+
+def test_rows_that_are_not_there_were_not_seen(uri: str, tmp_path: Path) -> None:
+    folder, state = str(tmp_path / "run"), None
+    for _ in range(2):
+        with opened(uri).loader(runtime="threads", record=folder, name="train") as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            take(loader, 4)
+            state = loader.state_dict()
+        delete(uri)
+    for version in (1, 2, 3):
+        assert raylance.runs.seen(folder, [-1, 10**6], version=version).empty
+    with pytest.raises(ConfigError, match="1 to 3"):
+        raylance.runs.seen(folder, [1], version=9)
 
 
 @dataclasses.dataclass
