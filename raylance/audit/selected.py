@@ -21,6 +21,7 @@ from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.samples.pack_tokens import PackTokens
 from raylance.samples.packs import Pack
 from raylance.samples.windows import WindowTable
+from raylance.source.fields import is_blob
 from raylance.source.live_rows import LiveRows
 from raylance.source.mixed_rows import MixedRows
 from raylance.source.packed import PackedRows
@@ -153,7 +154,9 @@ class Part:
                     "of these."
                 )
         ascending, places = np.unique(offsets, return_inverse=True)
-        found: dict[str, list[Any]] = LiveRows(opened).take(ascending, columns).take(places).to_pydict()
+        has_blobs = any(is_blob(opened.schema.field(name)) for name in columns)
+        take = opened.take if has_blobs else LiveRows(opened).take
+        found: dict[str, list[Any]] = take(ascending, [*columns]).take(places).to_pydict()
         return found
 
 

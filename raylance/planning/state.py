@@ -391,14 +391,23 @@ def _moved_on(saved: State, current: State, versions: Versions, *, may_change: b
     is_moved, is_rewritten = saved.version != current.version, saved.identity != current.identity
     if (saved.uri, saved.branch) != (current.uri, current.branch) or not isinstance(saved.uri, str):
         return Moved(saved.rows_of)
-    of_rows: tuple[str, ...] = _MAY_GROW
-    if saved.order.get("name") == current.order.get("name") and saved.order.get("name") in _DRAWN:
-        of_rows = (*_MAY_GROW, "order")  # which names what it was drawn from
+    of_rows = (*_MAY_GROW, "order") if _are_drawn_alike(saved, current) else _MAY_GROW
     if is_moved and differing <= {*of_rows} and may_begin and not saved.position:
         return Moved(fields=of_rows)
     if may_change and saved.windows is None and current.windows is None and (is_moved or not is_rewritten):
         return Moved(has_changed=True, fields=_MAY_CHANGE)
     return Moved(saved.rows_of)
+
+
+def _are_drawn_alike(saved: State, current: State) -> bool:
+    """Whether two orders draw rows by the same settings, but for what follows from the rows that there are."""
+    kept = []
+    for state in (saved, current):
+        of_rows = {"fingerprint"}
+        if state.order.get("rows_per_epoch") in (state.rows, "auto"):
+            of_rows.add("rows_per_epoch")
+        kept.append({name: value for name, value in state.order.items() if name not in of_rows})
+    return saved.order.get("name") in _DRAWN and not _differences("order", *kept)
 
 
 def _compare(saved: State, current: State, names: Sequence[str]) -> str:

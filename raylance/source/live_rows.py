@@ -7,13 +7,14 @@ them. The same fragment by itself finds all rows of a call at once.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import lance
 import numpy as np
 import pyarrow as pa
 
 from raylance.orders.permutation import Int64Array
+from raylance.source.fields import select_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,17 +37,20 @@ class LiveRows:
         """Whether rows of a fragment were deleted."""
         return bool(self._fragments[2].any())
 
-    def take(self, offsets: Int64Array, columns: Sequence[str]) -> pa.Table:
-        """Reads columns of rows, as `lance.LanceDataset.take` does; offsets are ascending, int64, (n,)."""
+    def take(self, offsets: Int64Array, columns: list[str]) -> pa.Table:
+        """Reads columns of rows, by `lance.LanceDataset.take` if it can; offsets are ascending, int64, (n,). Columns
+        cannot be blobs. A field of a struct, "image.bytes", is a column of that name.
+        """
         is_there = len(offsets) and offsets[-1] < self._fragments[1][-1]
         if not (is_there and self.has_deletions):  # Lance says what is wrong with others
-            return self.dataset.take(pa.array(offsets), columns=columns)
-        return pa.concat_tables(
+            return select_fields(self.dataset.take(pa.array(offsets), columns=columns), columns)
+        found = [
             self.dataset.take(pa.array(own + first), columns=columns)
             if fragment is None
             else fragment.take(own.tolist(), columns=columns)
             for fragment, first, own in self._parts(offsets)
-        )
+        ]
+        return pa.concat_tables(select_fields(each, columns) for each in found)
 
     def addresses(self, offsets: Int64Array) -> list[int]:
         """Returns the addresses of rows: offsets are ascending, int64, (n,)."""

@@ -19,7 +19,7 @@ from raylance.errors import DatasetError
 from raylance.memory.arrow import wanted_rows
 from raylance.orders.permutation import Int64Array
 from raylance.source.data_files import DataFiles
-from raylance.source.fields import find_field, is_blob, select_fields
+from raylance.source.fields import find_field, is_blob
 from raylance.source.lance_errors import LANCE_ERRORS, readable_text
 from raylance.source.limits import requests_of
 from raylance.source.live_rows import LiveRows
@@ -302,7 +302,7 @@ class Reader(PieceReader):
             # Schema.empty_table() refuses tensors with permuted axes.
             return pa.Table.from_batches([], schema=dataset.scanner(columns=columns).projected_schema), None
         if not is_range:
-            return _tidy(select_fields(self._live_rows(dataset).take(offsets, columns), columns)), None
+            return _tidy(self._live_rows(dataset).take(offsets, columns)), None
         start, rows = int(offsets[0]), int(offsets[-1] - offsets[0]) + 1
         # A scan reads large rows, because it shows progress: a slow storage must not look like one that hangs.
         is_small = rows * self.row_bytes <= _DIRECT_BYTES

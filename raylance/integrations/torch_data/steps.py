@@ -25,7 +25,7 @@ from raylance.integrations.torch_data.handed_out import StepsRecord
 from raylance.integrations.torch_data.sending import pack
 from raylance.planning.plan import Plan, no_step_left
 from raylance.planning.shard_context import RankAndSize, ShardContext, arrange_replicas
-from raylance.planning.state import State
+from raylance.planning.state import State, selection_of
 from raylance.planning.step_size import Remainder
 from raylance.settings import RENAMED, Options
 
@@ -247,7 +247,7 @@ class RankSteps(Positioned):
 
     def _key(self, plan: Plan) -> str:
         """Returns a key of the rows of a plan and their order."""
-        known = [self._cursor.delivery_spec.fingerprint, plan.order.seed, plan.order.params()]
+        known = [selection_of(self._state().to_dict()), plan.order.seed, plan.order.params()]
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
 
     def begin(self) -> tuple[Plan, int]:

@@ -319,20 +319,30 @@ def test_a_stateful_dataloaders_state_of_other_data_is_refused(uri: str) -> None
 
 @pytest.mark.promise("P1", "P8")
 @pytest.mark.parametrize(("style", "workers"), [("iterable", 0), ("iterable", 2), ("map", 0)])
+@pytest.mark.parametrize("change", ["append", "replace", "update", "index"])
 def test_a_stateful_dataloader_refuses_rows_that_have_changed(
-    write_dataset: Callable[..., str], style: str, workers: int
+    write_dataset: Callable[..., str], style: str, workers: int, change: str
 ) -> None:
     """The state of its dataset is that of the epoch's begin, where other rows are allowed: rows came twice."""
     uri = write_dataset(pa.table({"id": np.arange(400)}))
     _, loader = make(stateful(), open_dataset(uri), style, 40, workers)
     batches = iter(loader)
-    for _ in range(3):
-        next(batches)
+    had = [row for _ in range(3) for row in next(batches)["id"].tolist()]
     state = loader.state_dict()
     del batches, loader
-    lance.write_dataset(pa.table({"id": np.arange(400, 480)}), uri, mode="append")
+    if change == "replace":
+        lance.dataset(uri).delete("id < 80")
+    if change in ("append", "replace"):
+        lance.write_dataset(pa.table({"id": np.arange(400, 480)}), uri, mode="append")
+    elif change == "update":
+        lance.dataset(uri).update({"id": "id"}, where="id = 3")
+    else:
+        lance.dataset(uri).create_scalar_index("id", "BTREE")
     _, loader = make(stateful(), open_dataset(uri), style, 40, workers)
     loader.load_state_dict(state)
+    if change == "index":  # the same rows in the same order
+        assert sorted(had + [row for batch in loader for row in batch["id"].tolist()]) == [*range(400)]
+        return
     with pytest.raises(raylance.StateError, match="position"):
         next(iter(loader))
 

@@ -428,6 +428,18 @@ def test_orders_that_draw_rows_take_others_where_an_epoch_begins(uri: str) -> No
     append(uri, 100, 300)
     with continued(uri, state, order=order) as loader:
         assert max(take(loader)) > 100
+    for other in (raylance.Weighted(weights="group", rows_per_epoch=50), raylance.ClassBalanced(column="group")):
+        with pytest.raises(StateError):
+            continued(uri, state, order=other)
+    balanced = raylance.ClassBalanced(column="group")
+    with opened(uri, order=balanced).loader(runtime="threads") as loader:
+        take(loader)
+        state = loader.state_dict()
+    append(uri, 400, 100)
+    with continued(uri, state, order=balanced) as loader:
+        assert max(take(loader)) > 400
+    with pytest.raises(StateError, match="column"):
+        continued(uri, state, order=raylance.ClassBalanced(column="id"))
 
 
 def test_a_reopened_run_shows_its_present_rows(uri: str) -> None:

@@ -19,8 +19,15 @@ def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """Five fragments: one whole, one without its first rows, one with holes, one of which two rows are left."""
     uri, ids = str(tmp_path_factory.mktemp("data") / "data.lance"), np.arange(100)
     table = pa.table(
-        [ids, [f"text {each}" for each in ids], [b"%d" % each for each in ids]],
-        schema=pa.schema([("id", pa.int64()), ("text", pa.string()), BLOB]),
+        [
+            ids,
+            [f"text {each}" for each in ids],
+            [{"x": each, "y": str(each)} for each in ids],
+            [b"%d" % each for each in ids],
+        ],
+        schema=pa.schema(
+            [("id", pa.int64()), ("text", pa.string()), ("in", pa.struct({"x": pa.int64(), "y": pa.string()})), BLOB]
+        ),
     )
     lance.write_dataset(table, uri, max_rows_per_file=20, enable_stable_row_ids=request.param)
     lance.dataset(uri).delete("id >= 20 AND id < 27 OR id >= 40 AND id < 60 AND id % 3 = 0 OR id >= 62 AND id < 80")
@@ -36,6 +43,9 @@ def test_rows_are_those_that_are_there(dataset: lance.LanceDataset, data: st.Dat
     table = live.take(np.array(asked), ["text", "id"])
     assert table.equals(dataset.take(asked, columns=["text", "id"]))
     assert table["id"].to_pylist() == ids[asked].tolist()
+    fields = live.take(np.array(asked), ["in.y", "id", "in.x"])  # not in the order in which they are stored
+    assert fields["in.y"].to_pylist() == [str(each) for each in fields["id"].to_pylist()]
+    assert fields["in.x"].equals(fields["id"])
     found = dataset.read_blobs("file", addresses=live.addresses(np.array(asked)), preserve_order=True)
     assert [value for _, value in found] == [b"%d" % ids[each] for each in asked]
 
