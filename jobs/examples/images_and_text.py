@@ -17,12 +17,14 @@ from typing import Any
 
 import ray.train
 import torch
-from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 import raylance
-from jobs.common import locate
+from jobs.common import bringing, locate
 from jobs.examples import common
 from jobs.examples.made_data import IMAGE, PATCHES, WORDS
+
+with bringing("raylance[examples]", __name__):
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 BUDGET = raylance.Budget({"tokens": 512, "patches": 1_024})
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of CLIP, as the processor's
