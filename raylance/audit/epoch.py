@@ -128,7 +128,9 @@ class EpochAudit:
         self.epoch = check_integer("epoch", given["epoch"] or 0, 0)
         self.position = check_integer("position", position, 0)
         self.plan: Plan = make_plan(delivery_spec, size=size, dp_size=world, reader_bytes=Options().reader_bytes)
-        rows, known = self.plan.rows_of(self.epoch), self.plan.order.epoch(self.epoch).known_from
+        order, rows = self.plan.order, self.plan.rows_of(self.epoch)
+        self._has_changed = self.epoch < order.alike_from and not order.repeats
+        self._known_from = known = order.epoch(self.epoch).known_from
         self.position = self.position or known
         if self.position < known:
             raise ConfigError(
@@ -217,8 +219,9 @@ class EpochAudit:
             if due is None or not (np.array_equal(rows, due.rows) and np.array_equal(real, due.real)):
                 wrong.append(number)
         end = self._end
-        first = plan.order.epoch(self.epoch).known_from
-        for rest in itertools.chain(self._rows(first, self.position), self._rows(end, plan.rows_of(self.epoch))):
+        for rest in itertools.chain(
+            self._rows(self._known_from, self.position), self._rows(end, plan.rows_of(self.epoch))
+        ):
             tally.add(rest)
         found, faults = self._compare(tally)
         if tally.foreign:
@@ -303,11 +306,10 @@ class EpochAudit:
     def _of_epoch(self, part: Part) -> BoolArray:
         """Returns which rows of a dataset Lance selects; those that the epoch has, if rows change in its course."""
         selected = part.selected()
-        if self.epoch >= self.plan.order.alike_from or self.plan.order.repeats:
+        if not self._has_changed:
             return selected
-        epoch, numbers = self.plan.order.epoch(self.epoch), np.flatnonzero(selected)
-        found = np.zeros_like(selected)
-        found[numbers[epoch.rows(np.arange(epoch.known_from, epoch.epoch_rows))]] = True
+        epoch, found = self.plan.order.epoch(self.epoch), np.zeros_like(selected)
+        found[np.flatnonzero(selected)[epoch.rows(np.arange(self._known_from, epoch.epoch_rows))]] = True
         return found
 
     def _rows(self, low: int, high: int) -> Iterator[Int64Array]:
@@ -353,8 +355,7 @@ class EpochAudit:
         standings = self._delivery_spec.order.standings(self.epoch, end)
         for part, selected, times, draws in zip(self._parts, tally.selected, tally.times, drawn.times, strict=True):
             count, of = int(selected.sum()), f" of {part.name}" * bool(part.name)
-            has_all = self.epoch >= self.plan.order.alike_from or bool(standings)
-            planned = part.rows if has_all else end - self.plan.order.epoch(self.epoch).known_from
+            planned = end - self._known_from if self._has_changed else part.rows
             if count != planned:
                 faults.append(f"Lance selects {count:,} rows{of}, the plan has {planned:,}")
             # A mixture repeats a dataset only as a whole, so its rows come `passes` times, and some of them once more.

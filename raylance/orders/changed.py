@@ -12,7 +12,7 @@ import numpy.typing as npt
 from raylance.errors import ConfigError
 from raylance.orders.buckets import Buckets
 from raylance.orders.checking import select_rows
-from raylance.orders.course import packed, unpacked
+from raylance.orders.course import packed, refusing, unpacked
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Epoch, Facts, Order, PicklesFields, Resolved
 from raylance.orders.permutation import BoolArray, Int64Array, derive_key
@@ -82,16 +82,16 @@ class Changed(Order):
         """See `Order.adopt`."""
         return dataclasses.replace(self, of=self.of.adopt(params["of"]))
 
-    def resolve(self, facts: Facts) -> Resolved:
+    def resolve(self, facts: Facts) -> "ChangedResolved":
         """See `Order.resolve`."""
         of = self.of.resolve(facts)
         fields = {field.name: getattr(of, field.name) for field in dataclasses.fields(Resolved)}
         settings = dataclasses.replace(self, of=of.settings, shard_rows=of.settings.shard_rows)
-        return _ChangedResolved(**fields | {"settings": settings}, of=of)
+        return ChangedResolved(**fields | {"settings": settings}, of=of)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _ChangedResolved(PicklesFields, Resolved):
+class ChangedResolved(PicklesFields, Resolved):
     """`Changed` for the rows that there are now."""
 
     settings: Changed
@@ -138,7 +138,7 @@ class _ChangedResolved(PicklesFields, Resolved):
 class _ChangedEpoch(Epoch):
     """An epoch up to that of the last change. Its parts are what lies between two changes."""
 
-    order: _ChangedResolved
+    order: ChangedResolved
 
     @functools.cached_property
     def first(self) -> int:
@@ -159,7 +159,7 @@ class _ChangedEpoch(Epoch):
         """Returns the number of positions of the epoch, if nothing changes after a part."""
         if part:
             return self.changes[part - 1].position + self.changes[part - 1].left
-        return self._parts(0).order.epoch_rows
+        return self._parts[0].order.epoch_rows
 
     @property
     def epoch_rows(self) -> int:
@@ -167,19 +167,17 @@ class _ChangedEpoch(Epoch):
         return self.end(len(self.changes))
 
     @functools.cached_property
-    def _parts(self) -> Callable[[int], Epoch]:
-        """The order of a part of the epoch, whose positions count from its first one."""
-
-        def make(part: int) -> Epoch:
-            change = self.changes[part - 1] if part else None
-            rows, key = (None, ()) if change is None else (change.left, (self.number, "rest", change.position))
-            return self.order.segment(self.first + part, rows, key).epoch(self.number)
-
-        return functools.lru_cache(maxsize=None)(make)
+    def _parts(self) -> list[Epoch]:
+        """The orders of the parts, whose positions count from their first ones."""
+        segments = [self.order.segment(self.first)]
+        for part, change in enumerate(self.changes, 1):
+            key = (self.number, "rest", change.position)
+            segments.append(self.order.segment(self.first + part, change.left, key))
+        return [segment.epoch(self.number) for segment in segments]
 
     def part_rows(self, part: int, positions: Int64Array) -> Int64Array:
         """Returns the rows at positions of a part, as they were numbered there."""
-        found = select_rows(self._parts(part), positions - self.starts[part])
+        found = select_rows(self._parts[part], positions - self.starts[part])
         if not part:
             return found
         name = table_of(self.first + part - 1)
@@ -202,21 +200,25 @@ class _ChangedEpoch(Epoch):
         epoch, position = self.order.known_from
         return position if epoch == self.number else 0
 
+    def _by_part(self, positions: Int64Array) -> Iterator[tuple[int, BoolArray]]:
+        """Yields each part that has some positions, and which, bool, (n,)."""
+        parts = np.searchsorted(self.starts, positions, side="right") - 1
+        for part in np.unique(parts).tolist():
+            yield part, parts == part
+
     def earlier(self, positions: Int64Array) -> Iterator[tuple[int, BoolArray, Int64Array]]:
         """See `Epoch.earlier`."""
-        parts = np.searchsorted(self.starts, positions, side="right") - 1
-        for part in np.unique(parts[positions < self.known_from]).tolist():
-            mine = parts == part
-            yield self.first + part, mine, self.part_rows(part, positions[mine])
+        for part, mine in self._by_part(positions):
+            if self.starts[part] < self.known_from:
+                yield self.first + part, mine, self.part_rows(part, positions[mine])
 
     def rows(self, positions: Int64Array) -> Int64Array:
         """See `Epoch.rows`."""
         asked = np.asarray(positions, dtype=np.int64).reshape(-1)
         low = self.known_from
         asked = np.where(asked < low, low + asked % max(1, self.epoch_rows - low), asked)
-        parts, out = np.searchsorted(self.starts, asked, side="right") - 1, np.empty_like(asked)
-        for part in np.unique(parts).tolist():
-            mine = parts == part
+        out = np.empty_like(asked)
+        for part, mine in self._by_part(asked):
             out[mine] = self.part_rows(part, asked[mine])
         return out.reshape(np.shape(positions))
 
@@ -232,21 +234,15 @@ def carry_kept(change: int, names: Int64Array, rows: Int64Array) -> tuple[Int64A
     return joined, joined
 
 
-def left_rows(order: Resolved, epoch: int, carry: Carry) -> dict[str, npt.NDArray[Any]]:
-    """Returns the rows that are left at each change of an epoch of a `Changed` order, by the names of their tables:
-    those that are selected there, less those that the epoch has had before.
+def left_rows(order: ChangedResolved, epoch: int, carry: Carry) -> dict[str, npt.NDArray[Any]]:
+    """Returns the rows that are left at each change of an epoch, by the names of their tables: those that are selected
+    there, less those that the epoch has had before.
     """
     found: dict[str, npt.NDArray[Any]] = {}
     handed = none = np.empty(0, dtype=np.int64)  # names of the rows that the epoch has had
-    if not isinstance(order, _ChangedResolved) or epoch >= order.alike_from:
-        return found
-    number = 0
-    while True:
-        at = _ChangedEpoch(dataclasses.replace(order, tables={**order.tables, **found}), epoch)
-        if number == len(at.changes):
-            return found
-        change, segment = at.changes[number], at.first + number
-        begin, end = at.starts[number], change.position
+    at = _ChangedEpoch(dataclasses.replace(order, tables=found), epoch)  # it finds the tables that are made below
+    for number, change in enumerate(at.changes):
+        segment, begin, end = at.first + number, at.starts[number], change.position
         handed, here = carry(segment, handed, at.part_rows(number, np.arange(begin, end)))
         is_left = np.full(order.segment(segment + 1).rows, change.takes_new)
         if not change.takes_new:
@@ -254,7 +250,7 @@ def left_rows(order: Resolved, epoch: int, carry: Carry) -> dict[str, npt.NDArra
         is_left[here] = not change.takes_new
         rows = np.flatnonzero(is_left)
         found[table_of(segment)] = rows.astype(np.uint32 if len(is_left) <= 1 << 32 else np.int64)
-        number += 1
+    return found
 
 
 def can_change(order: Order, *, has_tables: bool) -> bool:
@@ -280,15 +276,13 @@ def as_recorded(order: Order, params: Mapping[str, Any]) -> Order:
     order = unchanged(order)
     if params.get("name") != Changed.name:
         return order.dealt_as(params)
-    try:
+    with refusing("changes", params.get("changes")):
         changes = tuple(Change(**each) for each in unpacked(params["changes"]))
         if not changes or [each.place for each in changes] != sorted(each.place for each in changes):
             raise ValueError("not ascending")
         for each in changes:
             _ = each.left + each.before["rows"] + each.before["seed"], _order_of(each.before["order"], order)
         return Changed(of=order.dealt_as(params["of"]), changes=changes, shard_rows=order.shard_rows)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"its changes are {str(params.get('changes'))[:200]!r}: {error}") from error
 
 
 def since(params: Mapping[str, Any], epoch: int) -> Mapping[str, Any]:

@@ -227,18 +227,6 @@ def _dealer(spread: str, quotas: Quotas, turn_rows: int = 1, debts: tuple[int, .
     return found if turn_rows == 1 else _Turns(found, turn_rows)
 
 
-def deal_whole(rows: Quotas) -> Dealer:
-    """Returns a dealer that deals the first sum(rows) positions so that each component gets its rows. Raises
-    ConfigError if they are more than 2**31.
-    """
-    if sum(rows) > _MOST_SHARES:
-        raise ConfigError(
-            f"{sum(rows):,} rows are left of an epoch, and new ones can come among {_MOST_SHARES:,} at most. Let them "
-            'come in the next epoch: version=raylance.runs.Newest(when="next_epoch").'
-        )
-    return _dealer("tree", rows if any(rows) else (1,) * len(rows))
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """The rule of a mixture from a place of the run on, up to the next segment.
@@ -311,10 +299,10 @@ class Dealt:
     dealers: tuple[Dealer, ...]
     before: Int64Array
     end: int
-    first_own: tuple[int, ...] = ()
-    rows_before: int = 0
-    quotas: tuple[Quotas, ...] = ()
-    debts: tuple[tuple[int, ...], ...] = ()
+    first_own: tuple[int, ...]
+    rows_before: int
+    quotas: tuple[Quotas, ...]
+    debts: tuple[tuple[int, ...], ...]
 
     def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Returns the component of each position, and how many rows the component has before it in the epoch."""
@@ -544,7 +532,7 @@ def write_schedule(schedule: tuple[tuple[int, Quotas], ...]) -> Any:
 
 def read_schedule(value: Any, components: int) -> tuple[tuple[int, Quotas], ...]:
     """Reads what `write_schedule` has returned. Raises ConfigError if it is damaged."""
-    with _refusing("schedule", value):
+    with refusing("schedule", value):
         found = [(_count(rows), _quotas(quotas, components)) for rows, quotas in unpacked(value)]
         if [rows for rows, _ in found] != sorted({rows for rows, _ in found}):
             raise ValueError("not ascending")
@@ -566,7 +554,7 @@ def write_segments(segments: Sequence[Segment]) -> Any:
 
 def read_segments(value: Any, components: int) -> tuple[Segment, ...]:
     """Reads what `write_segments` has returned. Raises ConfigError if it is damaged."""
-    with _refusing("segments", value):
+    with refusing("segments", value):
         found = []
         for fields in unpacked(value):
             known = {
@@ -584,7 +572,8 @@ def read_segments(value: Any, components: int) -> tuple[Segment, ...]:
 
 
 @contextlib.contextmanager
-def _refusing(name: str, value: Any) -> Iterator[None]:
+def refusing(name: str, value: Any) -> Iterator[None]:
+    """Raises ConfigError if a value of a checkpoint is damaged."""
     try:
         yield
     except (KeyError, TypeError, ValueError, zlib.error) as error:

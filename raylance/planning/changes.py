@@ -45,8 +45,7 @@ def with_left_rows(
     Raises:
         StateError: If it is not known which rows are left, or if a state says otherwise.
     """
-    resolved = dataclasses.replace(spec, order=order).resolved_order
-    tables = left_rows(resolved, epoch, _carrier(order.changes, versions))
+    tables = left_rows(order.resolve(spec.facts), epoch, _carrier(order.changes, versions))
     counted = tuple(
         dataclasses.replace(each, left=len(tables.get(table_of(number), range(each.left))))
         for number, each in enumerate(order.changes)

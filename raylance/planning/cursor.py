@@ -273,13 +273,14 @@ class Cursor:
             if isinstance(order, Changed) and not self._keeps_changes:
                 saved = dataclasses.replace(saved, order=since(saved.order, saved.epoch))
                 order = as_recorded(given.order, saved.order)
-        may_change = None
-        if given.on_new_version != "refuse":
-            may_change = could_change(saved.order, given.order) and saved.windows is None
-            may_change &= can_change(given.order, has_tables=bool(given.tables))
         self.delivery_spec = dataclasses.replace(given, order=order)
         try:
-            current = self.state(None, 1)
+            current, may_change = self.state(None, 1), None
+            if given.on_new_version != "refuse":
+                may_change = (
+                    could_change(saved.order, given.order) and saved.windows is None and current.windows is None
+                )
+                may_change &= can_change(given.order, has_tables=bool(given.tables))
             moved = check_state(
                 saved, current, self._versions, may_change=may_change, may_begin=not self._keeps_changes
             )

@@ -5,7 +5,7 @@ It shows which rows were handed out, and not in which step, or with which bytes.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from raylance.errors import CoverageError
 from raylance.orders.checking import select_rows
 from raylance.orders.order import Epoch, Resolved, costs_in_words
-from raylance.orders.permutation import Int64Array
+from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.digest import Digest
 from raylance.planning.history import EpochLine
 from raylance.planning.plan import Plan
@@ -72,10 +72,10 @@ class Expected:
     # count as one.
     most_rows: int | None = None
     tokens: int | None = None  # number of tokens of the selection, if its rows are sequences of packed documents
-    # Returns the selected rows of an earlier segment of the run by its number, if rows have changed in its course
-    selection_of: Callable[[int], HasOffsets] | None = None
-    source: Any = None  # the `RowSource` of the selection
+    source: Any = None  # the `RowSource` of the selection; only needed if rows have changed in the course of the run
+    before: Sequence[Mapping[str, Any]] = ()  # of its earlier segments, the fields that say which rows were selected
     _known: dict[tuple[int, int, int], Digest] = dataclasses.field(default_factory=dict, repr=False)
+    _earlier: dict[int, HasOffsets] = dataclasses.field(default_factory=dict, repr=False)
 
     @functools.cached_property
     def whole(self) -> Digest:
@@ -92,14 +92,27 @@ class Expected:
         return self._known[key]
 
     def offsets(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        """Returns the row offsets at positions of an epoch, as batches had them: int64, of the shape of `positions`."""
-        if not epoch.known_from or self.selection_of is None:
+        """Returns the row offsets at positions of an epoch, as batches had them: int64, (n,)."""
+        if not epoch.known_from:
             return self.selection.offsets(select_rows(epoch, positions))
-        found, is_known = np.empty_like(positions), positions >= epoch.known_from
-        found[is_known] = self.selection.offsets(select_rows(epoch, positions[is_known]))
-        for segment, mine, rows in epoch.earlier(positions):
-            found[mine] = self.selection_of(segment).offsets(rows)
+        found = np.empty_like(positions)
+        for _, mine, offsets in self.by_segment(epoch, positions):
+            found[mine] = offsets
         return found
+
+    def by_segment(
+        self, epoch: Epoch, positions: Int64Array
+    ) -> Iterator[tuple[Mapping[str, Any] | None, BoolArray, Int64Array]]:
+        """Yields the row offsets at positions of an epoch for each segment of the run that has some of them: the fields
+        of a state that say which rows were selected in it, None for the last one; which positions, bool, (n,); and
+        their offsets in the version of the segment.
+        """
+        is_known = positions >= epoch.known_from
+        yield None, is_known, self.selection.offsets(select_rows(epoch, positions[is_known]))
+        for segment, mine, rows in epoch.earlier(positions):
+            if segment not in self._earlier:
+                self._earlier[segment] = self.source.selection_of(self.before[segment])
+            yield self.before[segment], mine, self._earlier[segment].offsets(rows)
 
     def cost(self, epoch: int, end: int) -> str:
         """Returns the cost of the rows at the positions of an epoch before `end`, or the tokens of all sequences, in
@@ -244,8 +257,8 @@ def _differs(line: EpochLine, expected: Expected, handed: Digest, left_out: int)
         return handed.differs(expected.whole)
     rows = order.epoch(line.epoch).epoch_rows
     end = min(line.end, rows)
-    has_changed = line.epoch < order.alike_from or rows != expected.selection.rows
-    if order.repeats or has_changed or (line.end < left_out and not order.is_custom):
+    is_plain = line.epoch >= order.alike_from and rows == expected.selection.rows
+    if order.repeats or not is_plain or (line.end < left_out and not order.is_custom):
         return handed.differs(expected.planned(order, line.epoch, 0, end))
     return (handed + expected.planned(order, line.epoch, end, rows)).differs(expected.whole)
 

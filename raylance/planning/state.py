@@ -394,7 +394,7 @@ def _moved_on(saved: State, current: State, versions: Versions, *, may_change: b
     of_rows = (*_MAY_GROW, "order") if _are_drawn_alike(saved, current) else _MAY_GROW
     if is_moved and differing <= {*of_rows} and may_begin and not saved.position:
         return Moved(fields=of_rows)
-    if may_change and saved.windows is None and current.windows is None and (is_moved or not is_rewritten):
+    if may_change and (is_moved or not is_rewritten):
         return Moved(has_changed=True, fields=_MAY_CHANGE)
     return Moved(saved.rows_of)
 

@@ -3,7 +3,6 @@ selects.
 """
 
 import dataclasses
-import functools
 import json
 import logging
 import os
@@ -410,7 +409,7 @@ def _expected(record: LoaderRecord, changes: dict[str, Any], most_rows: int | No
             raise
         # No record holds the code of a custom order, but the selection does not depend on it.
         opened, has_order = reopen(state, remainder=remainder, **changes, order="sequential"), False
-    source, before = opened_of(opened).read.source, [each["before"] for each in changes_of(state)]
+    source = opened_of(opened).read.source
     selection = source.load_selection()
     if selection.fingerprint != state["fingerprint"]:
         raise ConfigError(f"{opened!r} selects other rows than the run did.")
@@ -422,6 +421,6 @@ def _expected(record: LoaderRecord, changes: dict[str, Any], most_rows: int | No
         order=order if has_order else None,
         most_rows=most_rows,
         tokens=selection.tokens,
-        selection_of=functools.cache(lambda segment: source.selection_of(before[segment])),
         source=source,
+        before=[each["before"] for each in changes_of(state)],
     )

@@ -159,16 +159,11 @@ def _hits(expected: Expected, epoch: int, low: int, high: int, wanted: _Wanted) 
     """Yields position and asked offset of the wanted rows at positions [low, high)."""
     assert expected.order is not None
     planned = expected.order.epoch(epoch)
-    changes = getattr(expected.order.settings, "changes", ())
     for at in range(low, min(high, planned.epoch_rows), _BLOCK_ROWS):
         positions = np.arange(at, min(at + _BLOCK_ROWS, high, planned.epoch_rows), dtype=np.int64)
-        offsets, is_now = expected.offsets(planned, positions), np.ones(len(positions), dtype=np.bool_)
-        for segment, mine, _ in planned.earlier(positions):
-            is_now &= ~mine
-            for index, asked in wanted.among(expected.source, changes[segment].before, offsets[mine]):
+        for fields, mine, offsets in expected.by_segment(planned, positions):
+            for index, asked in wanted.among(expected.source, fields, offsets):
                 yield int(positions[mine][index]), asked
-        for index, asked in wanted.among(expected.source, None, offsets[is_now]):
-            yield int(positions[is_now][index]), asked
 
 
 def _start_at(records: Sequence[LoaderRecord], place: Place) -> LoaderRecord:
