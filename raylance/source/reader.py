@@ -285,9 +285,9 @@ class Reader(PieceReader):
         if blobs:
             whole, places = wanted_rows(whole, places), None
             columns = {name: whole[name] for name in plain}
-            addresses = self._live_rows(dataset).addresses(offsets)
+            where = self._live_rows(dataset).selector(offsets)
             for name in blobs:
-                found = dataset.read_blobs(name, addresses=addresses, preserve_order=True) if addresses else []
+                found = dataset.read_blobs(name, **where, preserve_order=True) if len(offsets) else []
                 columns[name] = pa.chunked_array([pa.array([value for _, value in found], pa.large_binary())])
             whole = pa.table({name: columns[name] for name in self.columns})
         rows = len(offsets) if places is None else int(places[-1]) + 1

@@ -133,9 +133,9 @@ class Source:
             opened = self.open()
             low, high = sorted((version, self.version))
             may_append = may_append and version < self.version
-            older, newer = (other, opened) if version < self.version else (opened, other)
-            if _same_fragments(older, newer) is Rows.KEPT:
-                return may_append or len(older.get_fragments()) == len(newer.get_fragments())
+            found = _compare(*((other, opened) if version < self.version else (opened, other)))
+            if found is not None:
+                return found is _Rows.SAME or (may_append and found is _Rows.MORE)
             return all(_keeps_rows(opened, number, may_append=may_append) for number in range(low + 1, high + 1))
         except (*LANCE_ERRORS, DatasetError) as error:
             if failure_of(error) is Failure.PASSING:
@@ -144,7 +144,7 @@ class Source:
 
     def at(self, version: int) -> Self:
         """Pins another version of the same branch. Raises DatasetError if it is not there."""
-        numbers = _numbers(self.newest().open())
+        numbers = _numbers(self.open())
         if version not in numbers:
             raise DatasetError(f"{self.uri!r} has no version {version}: it has versions {numbers[0]} to {numbers[-1]}.")
         found = dataclasses.replace(self, version=version, identity="", written="")
@@ -165,8 +165,8 @@ class Source:
             return None
         try:
             dataset, older, low = self.open(), before.open(), before.version
-            if (rows := _same_fragments(older, dataset)) is not None:
-                return offsets if rows is Rows.KEPT else _follow(older, dataset, offsets)
+            if (found := _compare(older, dataset)) is not None:
+                return _follow(older, dataset, offsets) if found is _Rows.SOME else offsets
             for number in range(before.version + 1, self.version + 1):
                 if _keeps_rows(dataset, number, may_append=True):
                     is_moved = type(dataset.read_transaction(number).operation) is lance.LanceOperation.Rewrite
@@ -428,9 +428,8 @@ def _identity(dataset: lance.LanceDataset) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for fragment in dataset.get_fragments():
         meta = fragment.metadata
-        deleted = "" if meta.deletion_file is None else f"{meta.deletion_file.read_version}-{meta.deletion_file.id}"
         more = "".join(f" {each}" for each in unknown_parts(meta))
-        digest.update(f"{meta.id} {[file.path for file in meta.files]} {deleted}{more}\n".encode())
+        digest.update(f"{meta.id} {[file.path for file in meta.files]} {_deletion(meta)}{more}\n".encode())
     return digest.hexdigest()
 
 
@@ -465,14 +464,15 @@ def _changes_by_id(dataset: lance.LanceDataset, version: int) -> bool:
     return kind in (lance.LanceOperation.Delete, lance.LanceOperation.Update)
 
 
-class Rows(enum.Enum):
-    """What has become of the rows of a version, if its fragments are in another one."""
+class _Rows(enum.Enum):
+    """The rows of a version in another one that has its fragments."""
 
-    KEPT = enum.auto()  # they have the same offsets, and others may lie after them
-    SOME = enum.auto()  # some were deleted
+    SAME = enum.auto()  # all, at the same offsets
+    MORE = enum.auto()  # all, at the same offsets, and others after them
+    SOME = enum.auto()  # not all, or at other offsets
 
 
-def _same_fragments(before: lance.LanceDataset, after: lance.LanceDataset) -> Rows | None:
+def _compare(before: lance.LanceDataset, after: lance.LanceDataset) -> _Rows | None:
     """Compares two versions by the fragments of the earlier one, whose rows have the same IDs in the later one if it
     has the fragments, too; so no version between them must be there. None if it lacks some.
     """
@@ -484,12 +484,15 @@ def _same_fragments(before: lance.LanceDataset, after: lance.LanceDataset) -> Ro
         if {file.path for file in fragment.files}.isdisjoint(file.path for file in other.files):
             return None  # another one of this number, or all its columns were written anew
     deleted = [[_deletion(of[number]) for number in old] for of in (old, new)]
-    return Rows.KEPT if [*new][: len(old)] == [*old] and deleted[0] == deleted[1] else Rows.SOME
+    if [*new][: len(old)] != [*old] or deleted[0] != deleted[1]:
+        return _Rows.SOME
+    return _Rows.SAME if len(new) == len(old) else _Rows.MORE
 
 
-def _deletion(fragment: FragmentMetadata) -> tuple[int, int] | None:
+def _deletion(fragment: FragmentMetadata) -> str:
+    """Names the deletion file of a fragment; "" if it has none."""
     file = fragment.deletion_file
-    return None if file is None else (file.read_version, file.id)
+    return "" if file is None else f"{file.read_version}-{file.id}"
 
 
 def _follow(before: lance.LanceDataset, after: lance.LanceDataset, offsets: Int64Array) -> Int64Array:
