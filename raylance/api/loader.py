@@ -542,7 +542,7 @@ class _LoaderBatches(Batches):
 def _checked_reason(call: str, reason: Any) -> str:
     if not isinstance(reason, str):
         raise ConfigError(f"{call}: reason={reason!r}; give a text.")
-    return " ".join(reason.split())  # of one line
+    return " ".join(reason.split())  # in one line
 
 
 def consumer_of(loader: RankLoader) -> Consumer:

@@ -63,7 +63,7 @@ def dataset(
             `raylance.namespaces.NamespaceTable`.
         version: Version number, tag, or (branch, number). None takes the newest version, and (branch, None) the newest
             version of the branch. The version is resolved now, and recorded in checkpoints. A `raylance.runs.Newest`
-            says what becomes of an epoch in whose middle a run continues with other rows.
+            says how a run continues in the middle of an epoch if its rows have changed.
         columns: Columns to deliver; None for all. An element is a name, or what makes a column, such as
             `raylance.Image("image", size=224)` or `raylance.Video(…)`. "image.bytes" names the field `bytes` of the
             struct `image`, and the column in batches. With None, a struct that holds blobs or a field to decode comes

@@ -66,7 +66,7 @@ def _prefix(run: str) -> str:
 def _sources(call: str, dataset: Dataset, run: str) -> list[Source]:
     """Returns the versions of all datasets, each once."""
     if not isinstance(dataset, Dataset):
-        raise ConfigError(f"{call}: {dataset!r} is no dataset; give what raylance.dataset or raylance.mix returns.")
+        raise ConfigError(f"{call}: {dataset!r} is not a dataset; give what raylance.dataset or raylance.mix returns.")
     if not (isinstance(run, str) and re.fullmatch(r"\w+([.-]\w+)*", run, re.ASCII)) or run.endswith(".lock"):
         raise ConfigError(
             f"{call}: run={run!r}; give a name of letters and digits, with single '.', '-' or '_' between them."

@@ -85,9 +85,9 @@ When = Literal["refuse", "next_epoch", "now"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Newest(Setting):
-    """The newest version of a dataset, for `raylance.dataset(version=…)`; and what becomes of an epoch in whose middle
-    a run continues with other rows than those of its checkpoint, or in another order: rows were appended, deleted or
-    updated, or the filter, the split, the order or the seed is another one.
+    """The newest version of a dataset, for `raylance.dataset(version=…)`; and how a run continues in the middle of an
+    epoch if it has other rows than at its checkpoint, or another order: rows were appended, deleted or updated, or the
+    filter, the split, the order or the seed is another one.
 
     The rest of the epoch is ordered as an epoch of its own, of the rows that are left. Each is found in the new version
     by its ID. So an updated row is a new one, unless the dataset has stable row IDs. Later epochs have all rows of the

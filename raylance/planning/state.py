@@ -31,8 +31,8 @@ _MUST_MATCH = ("branch", "version", "identity", "filter", "split", "rows", "fing
 _VERSION = ("version", "identity")
 # These may differ where an epoch begins, because no position refers to the rows there: the dataset has changed.
 _MAY_GROW = (*_VERSION, "rows", "fingerprint")
-_DRAWN = (Weighted.name, ClassBalanced.name)
-# These may differ in the middle of an epoch, if that is asked for: it goes on with the rows that are left.
+_DRAWN = (Weighted.name, ClassBalanced.name)  # orders that draw rows
+# These may differ in the middle of an epoch, if that is asked for: it continues with the rows that are left.
 _MAY_CHANGE = (*_MAY_GROW, "filter", "split", "seed", "order")
 _SHOULD_MATCH = ("columns", "decode", "transform", "codecs", "cost")
 _OLDEST_FORMAT = 4  # of raylance 0.8 and 0.9
@@ -350,7 +350,7 @@ def check_state(
 
 
 def _way_on(saved: State, current: State, may_change: bool | None) -> str:
-    """Returns the advice for a run that may go on with what is left of the epoch, or ""."""
+    """Returns the advice for a run that can continue with the rest of the epoch, or ""."""
     others = [name for name in (*_MUST_MATCH, "order", "windows", "uri") if name not in _MAY_CHANGE]
     if isinstance(saved.uri, Mapping) or _compare(saved, current, others):
         return ""
@@ -359,7 +359,7 @@ def _way_on(saved: State, current: State, may_change: bool | None) -> str:
             '. when="now" and "next_epoch" cannot be honoured: samples of several rows, buckets, mixtures and orders '
             "that draw rows, or of another class of your own, take other rows only where an epoch begins"
         )
-    return '; or go on with the rows that are left of the epoch: version=raylance.runs.Newest(when="now")'
+    return '; or continue with the rows that are left of the epoch: version=raylance.runs.Newest(when="now")'
 
 
 def _of_datasets(current: State, saved: State) -> State:

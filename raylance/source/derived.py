@@ -164,8 +164,8 @@ class Constant(Made):
         fixed size, several a tensor.
 
         Raises:
-            ConfigError: If the name is no text; if Arrow cannot hold the value; if it has nulls, or is larger than 16
-                KiB.
+            ConfigError: If the name is not a text; if Arrow cannot hold the value; if it has nulls, or is larger than
+                16 KiB.
         """
         check_name("columns=: the name of a value", column)
         value = value.item() if isinstance(value, np.ndarray) and not value.ndim else value

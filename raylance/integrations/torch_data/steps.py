@@ -310,7 +310,7 @@ class Pass(Iterator[Any]):
                 f"rows or their order have changed since the state was saved, at position {state['position']} of "
                 f"epoch {state['epoch']}: its position would mean other rows. Nothing was loaded. Open the dataset "
                 "with the version and the arguments of before to the end of the epoch; or use "
-                "raylance.torch_data.Loader, which goes on with the rows that are left."
+                "raylance.torch_data.Loader, which continues with the rows that are left."
             )
         self._epoch, self._position = state["epoch"], state["position"]
         self._batches = None

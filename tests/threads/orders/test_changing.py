@@ -420,26 +420,30 @@ def test_a_filter_that_another_dataset_of_the_run_has(uri: str, tmp_path: Path) 
     assert len(proof.datasets) == 2
 
 
-def test_orders_that_draw_rows_take_others_where_an_epoch_begins(uri: str) -> None:
-    order = raylance.Weighted(weights="group")
+@pytest.mark.parametrize(
+    ("order", "others"),
+    [
+        (
+            raylance.Weighted(weights="group"),
+            {
+                "rows_per_epoch": raylance.Weighted(weights="group", rows_per_epoch=50),
+                "class_balanced": raylance.ClassBalanced(column="group"),
+            },
+        ),
+        (raylance.ClassBalanced(column="group"), {"column": raylance.ClassBalanced(column="id")}),
+    ],
+    ids=["weighted", "balanced"],
+)
+def test_orders_that_draw_rows_take_others_where_an_epoch_begins(uri: str, order: Any, others: dict[str, Any]) -> None:
     with opened(uri, order=order).loader(runtime="threads") as loader:
         take(loader)
         state = loader.state_dict()
     append(uri, 100, 300)
     with continued(uri, state, order=order) as loader:
         assert max(take(loader)) > 100
-    for other in (raylance.Weighted(weights="group", rows_per_epoch=50), raylance.ClassBalanced(column="group")):
-        with pytest.raises(StateError):
+    for named, other in others.items():
+        with pytest.raises(StateError, match=named):
             continued(uri, state, order=other)
-    balanced = raylance.ClassBalanced(column="group")
-    with opened(uri, order=balanced).loader(runtime="threads") as loader:
-        take(loader)
-        state = loader.state_dict()
-    append(uri, 400, 100)
-    with continued(uri, state, order=balanced) as loader:
-        assert max(take(loader)) > 400
-    with pytest.raises(StateError, match="column"):
-        continued(uri, state, order=raylance.ClassBalanced(column="id"))
 
 
 def test_a_reopened_run_shows_its_present_rows(uri: str) -> None:
