@@ -313,15 +313,15 @@ class LeaseDesk:
         """Returns a cursor at a state of a loader, and takes the order from it: the place of the state is that of the
         first ticket that was never handed out, so that what may change at a restart changes there.
         """
-        cursor = Cursor(self._spec.read.origin, self._spec.delivery, self._spec.read.source, keeps_changes=True)
+        cursor = Cursor(self._spec.read.origin, self._spec.delivery, self._spec.read.source, keeps_from=0)
         if state is not None:
             cursor.load(state)
         plan = cursor.plan(size=1, dp_size=1, reader_bytes=Options().reader_bytes)
-        if plan.order.known_from > (0, 0):
+        if cursor.known_from > (0, 0):
             raise StateError(
-                f"rows of {self._spec.delivery.uri!r} were deleted, updated or are not selected any more. Leases take "
-                "appended rows only, because the rows of earlier tickets must stay known. Open the dataset as before, "
-                "or give another name=."
+                f"rows of {self._spec.delivery.uri!r} were deleted, updated or are not selected any more, or have "
+                "changed in a mixture. Leases take appended rows only, of one dataset, because the rows of earlier "
+                "tickets must stay known. Open the data as before, or give another name=."
             )
         cursor.follow(plan)
         self._order, self._ends = plan.order, [0]  # the number of tickets before each epoch

@@ -14,7 +14,7 @@ from raylance.columns import dataset_names
 from raylance.errors import ConfigError
 from raylance.opened import Opened, ReadSpec
 from raylance.orders.buckets import Buckets
-from raylance.orders.course import exact
+from raylance.orders.dealing import exact
 from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.orders.order import COST, cost_names, cost_table
 from raylance.orders.schedule import Schedule, check_weights
@@ -70,6 +70,7 @@ def mix(
     A run that is restarted may have other weights, another schedule, `turn_rows` and `stop`, and more datasets, which
     are named after the others: they hold from the position of the checkpoint on. Each dataset goes on where it was in
     its own order, and the rows before the position stay what they were. A dataset that is to leave gets the weight 0.
+    With `version=raylance.runs.Newest(when=…)`, a dataset may have other rows, another filter, split, order and seed.
 
     Returns:
         A handle, as `raylance.dataset` returns. Checkpoints of a run on it hold the position in each dataset.
@@ -103,6 +104,7 @@ def mix(
             seed=spec.seed,
             rows=spec.rows,
             quota=quota,
+            on_new_version=spec.on_new_version,
             tables=spec.tables,
             costs=spec.costs,
         )
@@ -154,7 +156,7 @@ def mix(
 def _check_turns(order: MixOrder) -> None:
     """Raises ConfigError if an epoch ends before a dataset has had a turn."""
     dealt = order.course.epoch(0)
-    shares = zip(order.components, dealt.quotas[-1], dealt.counts(dealt.end), strict=True)
+    shares = zip(order.components, dealt.parts[-1].quotas, dealt.counts(dealt.end), strict=True)
     if left := [part.name for part, quota, count in shares if quota and not count]:
         raise ConfigError(
             f"mix(): an epoch has {dealt.end:,} rows with stop={order.stop!r}, and {', '.join(left)} would have no "
@@ -215,6 +217,7 @@ def _flat(parts: Mapping[str, tuple[Dataset, float]], weigh: str) -> Iterator[tu
                 row_bytes=source.row_bytes,
                 order=part.order,
                 seed=part.seed,
+                on_new_version=part.on_new_version,
                 tables=part.tables,
                 costs=part.costs,
             )
@@ -310,11 +313,6 @@ def _check_alike(
         raise ConfigError(
             f'mix(): {name!r} has the order "bucket", and a step has rows of all datasets, whose buckets would '
             'differ. Use another order, such as "window"; budget= and balance= work with all orders.'
-        )
-    if spec.on_new_version != "refuse":
-        raise ConfigError(
-            f"mix(): {name!r} has version=Newest(when={spec.on_new_version!r}), and the datasets of a mixture keep "
-            "their versions to the end of the run. Leave when= out, and add new rows as another dataset."
         )
     if spec.window_bytes is not None:
         raise ConfigError(

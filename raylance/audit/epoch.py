@@ -108,7 +108,7 @@ class EpochAudit:
             StateError: If the state belongs to other rows or another order.
         """
         self._data, read_spec, delivery_spec = data, opened_of(data).read, opened_of(data).delivery
-        cursor = Cursor(read_spec.origin, delivery_spec, read_spec.source)
+        cursor = Cursor(read_spec.origin, delivery_spec, read_spec.source, looks_back=True)
         names = ("data", "global_batch_size", "budget", "world_size", "epoch", "position", "state")
         step = read_size(
             "EpochAudit()", 1, global_batch_size=global_batch_size, budget=budget, others=older, known=names
@@ -350,17 +350,19 @@ class EpochAudit:
         """Returns numbers of rows that came less or more often than expected, and a line for each kind of fault."""
         drawn, counts, faults = Tally(tally.selected), {"missing": 0, "twice": 0}, []
         end = self.plan.rows_of(self.epoch)
-        for rows in self._rows(0, end if any(part.order.repeats for part in self._parts) else 0):
+        are_drawn = [part.order.repeats or (self._known_from > 0 and not self._has_changed) for part in self._parts]
+        for rows in self._rows(self._known_from, end) if any(are_drawn) else ():
             drawn.add(rows)
         standings = self._delivery_spec.order.standings(self.epoch, end)
-        for part, selected, times, draws in zip(self._parts, tally.selected, tally.times, drawn.times, strict=True):
+        compared = zip(self._parts, are_drawn, tally.selected, tally.times, drawn.times, strict=True)
+        for part, is_drawn, selected, times, draws in compared:
             count, of = int(selected.sum()), f" of {part.name}" * bool(part.name)
             planned = end - self._known_from if self._has_changed else part.rows
             if count != planned:
                 faults.append(f"Lance selects {count:,} rows{of}, the plan has {planned:,}")
             # A mixture repeats a dataset only as a whole, so its rows come `passes` times, and some of them once more.
             passes, more = divmod(standings[part.name]["rows"] if standings else count, max(count, 1))
-            least, most = (draws, draws) if part.order.repeats else (passes, passes + (more > 0))
+            least, most = (draws, draws) if is_drawn else (passes, passes + (more > 0))
             for what, wrong in (("missing", times < least), ("twice", times > most)):
                 rows = np.flatnonzero(selected & wrong)
                 counts[what] += len(rows)

@@ -100,8 +100,9 @@ def reopen(
     mixed = mix(weighed, stop=saved.order["stop"], window_bytes=saved.window_bytes, remainder=remainder)
     spec = opened_of(mixed).with_delivery(empty_batches=True)
     order = cast("MixOrder", spec.delivery.order)
-    # The recorded quotas are restored, because mix() divides them by a common divisor; and all that has changed since.
-    order = (order.recorded(saved.order) or order).adopt(saved.order)
+    # The recorded quotas are restored, because mix() divides them by a common divisor; and all weights since. What has
+    # changed in the rows is known where the state is loaded.
+    order = (order.recorded(saved.order) or order).adopt(saved.order).renewed(order)
     return Dataset(spec.with_delivery(order=order))
 
 

@@ -12,11 +12,13 @@ import numpy.typing as npt
 from raylance.errors import ConfigError
 from raylance.orders.buckets import Buckets
 from raylance.orders.checking import select_rows
-from raylance.orders.course import packed, refusing, unpacked
-from raylance.orders.mixture import MixOrder
+from raylance.orders.compact import packed, refusing, unpacked
 from raylance.orders.order import Epoch, Facts, Order, PicklesFields, Resolved
 from raylance.orders.permutation import BoolArray, Int64Array, derive_key
 from raylance.orders.registry import ORDERS
+
+PLACE = "place"
+"""Field of `Change.before` for a dataset of a mixture: the epoch and the position of the mixture."""
 
 Carry = Callable[[int, Int64Array, Int64Array], tuple[Int64Array, Int64Array]]
 """Carries rows over a change: takes its number, names of rows, and others by their numbers among the selected rows
@@ -62,6 +64,8 @@ class Changed(Order):
     name: ClassVar[str] = "changed"
     of: Order
     changes: tuple[Change, ...]  # ascending
+    # The first epoch whose rows are asked for, but for padding; earlier ones are known only if all rows were kept
+    asked_from: int = dataclasses.field(default=0, compare=False)
 
     @property
     def is_resolved(self) -> bool:
@@ -72,6 +76,10 @@ class Changed(Order):
     def known_from(self) -> tuple[int, int]:
         """See `Resolved.known_from`."""
         return max((each.place for each in self.changes if not each.keeps), default=(0, 0))
+
+    def renewed(self, given: Order) -> Order:
+        """See `Order.renewed`."""
+        return self.of
 
     def params(self) -> dict[str, Any]:
         """See `Order.params`."""
@@ -102,11 +110,6 @@ class ChangedResolved(PicklesFields, Resolved):
         """See `Resolved.alike_from`."""
         last = self.settings.changes[-1]
         return last.epoch + (last.position > 0)
-
-    @property
-    def known_from(self) -> tuple[int, int]:
-        """See `Resolved.known_from`."""
-        return self.settings.known_from
 
     def custom_parts(self) -> list[Resolved]:
         """See `Resolved.custom_parts`."""
@@ -196,8 +199,12 @@ class _ChangedEpoch(Epoch):
 
     @property
     def known_from(self) -> int:
-        """The first position whose row is selected now. Earlier ones give rows that are left, as padding does."""
+        """The first position whose row is selected now. Earlier ones give rows that are left, as padding does, or if
+        none is left, any rows.
+        """
         epoch, position = self.order.known_from
+        if self.number < epoch or ((epoch, position) > (0, 0) and self.number < self.order.settings.asked_from):
+            return self.epoch_rows
         return position if epoch == self.number else 0
 
     def _by_part(self, positions: Int64Array) -> Iterator[tuple[int, BoolArray]]:
@@ -206,17 +213,20 @@ class _ChangedEpoch(Epoch):
         for part in np.unique(parts).tolist():
             yield part, parts == part
 
-    def earlier(self, positions: Int64Array) -> Iterator[tuple[int, BoolArray, Int64Array]]:
+    def earlier(self, positions: Int64Array) -> Iterator[tuple[Mapping[str, Any], BoolArray, Int64Array]]:
         """See `Epoch.earlier`."""
         for part, mine in self._by_part(positions):
             if self.starts[part] < self.known_from:
-                yield self.first + part, mine, self.part_rows(part, positions[mine])
+                before = self.order.settings.changes[self.first + part].before
+                yield before, mine, self.part_rows(part, positions[mine])
 
     def rows(self, positions: Int64Array) -> Int64Array:
         """See `Epoch.rows`."""
         asked = np.asarray(positions, dtype=np.int64).reshape(-1)
-        low = self.known_from
-        asked = np.where(asked < low, low + asked % max(1, self.epoch_rows - low), asked)
+        low, left = self.known_from, self.epoch_rows - self.known_from
+        if not left:
+            return np.asarray(positions, dtype=np.int64) % self.order.rows
+        asked = np.where(asked < low, low + asked % left, asked)
         out = np.empty_like(asked)
         for part, mine in self._by_part(asked):
             out[mine] = self.part_rows(part, asked[mine])
@@ -253,9 +263,18 @@ def left_rows(order: ChangedResolved, epoch: int, carry: Carry) -> dict[str, npt
     return found
 
 
+def placed(order: Order, epoch: int, position: int) -> Order:
+    """Returns the order of a dataset of a mixture, of which the last change is that at a place of the mixture."""
+    if not isinstance(order, Changed):
+        return order
+    *others, last = order.changes
+    last = dataclasses.replace(last, before={**last.before, PLACE: [epoch, position]})
+    return dataclasses.replace(order, changes=(*others, last))
+
+
 def can_change(order: Order, *, has_tables: bool) -> bool:
     """Whether the rows or the order of a run can change in the middle of an epoch of an order."""
-    is_known = not (has_tables or order.repeats or isinstance(order, MixOrder | Buckets))
+    is_known = not (has_tables or order.repeats or isinstance(order, Buckets))
     return is_known and order.shard_rows != "fragment"
 
 

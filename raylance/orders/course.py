@@ -1,230 +1,21 @@
 """Which dataset of a mixture each position belongs to, through all changes of the weights in the course of a run."""
 
-import base64
 import bisect
-import contextlib
 import dataclasses
-import functools
 import itertools
-import json
-import math
-import numbers
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from raylance.errors import ConfigError
+from raylance.orders.compact import packed, refusing, unpacked
+from raylance.orders.dealing import ROW, Dealer, Quotas, dealer_of, shares_of
 from raylance.orders.permutation import Int64Array
 
-_MOST_SHARES = 2**31  # so that the product of two shares is an int64
 _MOST_POSITIONS = 2**63
 _KEPT = 8  # epochs that a course keeps
-_ROW = 2**32  # a row in debts
-_MOST_PLAIN = 16  # segments that a state holds in plain words; a thousand take 8 kB of compressed JSON
-
-Quotas = tuple[int, ...]
-"""For each component, its share of the positions, in parts of the sum of all; 0 for none."""
-
-
-def exact(weight: Any) -> Fraction:
-    """Returns a weight as it is written, also of 32 bits: 0.7, not the nearest float."""
-    if isinstance(weight, numbers.Rational):
-        return Fraction(int(weight.numerator), int(weight.denominator))
-    return Fraction(str(weight if isinstance(weight, np.floating) else float(weight)))
-
-
-def shares_of(weights: Sequence[Fraction]) -> Quotas:
-    """Returns weights as whole numbers whose sum is at most 2**31: at least 1, or 0 for 0. If no such numbers are
-    exact, each is off by one part of the sum at most.
-    """
-    scale = math.lcm(*(weight.denominator for weight in weights))
-    whole = [int(weight * scale) for weight in weights]
-    divisor, total = math.gcd(*whole), sum(whole)
-    if total // divisor <= _MOST_SHARES:
-        return tuple(number // divisor for number in whole)
-    return tuple(max(1, number * (_MOST_SHARES - len(whole)) // total) if number else 0 for number in whole)
-
-
-class Dealer(Protocol):
-    """Deals positions to components by their quotas, from position 0 on."""
-
-    def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Returns the component of each position, and how many earlier positions belong to the same component."""
-
-    def counts(self, position: int) -> list[int]:
-        """Returns how many of the first positions belong to each component."""
-
-    def position(self, component: int, index: int) -> int:
-        """Returns the position of a component's row with this index."""
-
-
-class _Tree:
-    """Deals positions to components by a binary tree: of the first p positions of a node, its left half gets
-    floor(p * left / total + 1/2), and its right half the others.
-
-    Such a split is a Sturmian word, the most even sequence of two letters. So at any position each component has its
-    share, give or take a few rows, and neither size nor cost depends on the weights. Where earlier positions were dealt
-    otherwise, what the left half is owed of them is added to the 1/2.
-    """
-
-    def __init__(self, quotas: Quotas, debts: tuple[int, ...] | None = None, unit: int = 1) -> None:
-        """Takes the quotas, and what each component is owed of earlier positions, in parts of a position's `unit`."""
-        # By node, the root first: quota of the left half, quota of both, what is added to the left one, and the nodes
-        # of the halves. A component is a node that goes to itself.
-        nodes: list[tuple[int, int, int, int, int]] = []
-        owners: list[int] = []
-        self._paths: list[list[tuple[int, int, int, bool]]] = [[] for _ in quotas]  # (…, is left), the root last
-
-        def add(low: int, high: int) -> int:
-            number, total, middle = len(nodes), sum(quotas[low:high]), (low + high) // 2
-            nodes.append((total, total, 0, number, number))
-            owners.append(low)
-            if high - low > 1:
-                left = sum(quotas[low:middle])
-                phase = total // 2
-                if debts is not None:
-                    of_left, of_both = sum(debts[low:middle]), sum(debts[low:high])
-                    owed = Fraction(of_left * total - of_both * left, total * unit)
-                    finer = _MOST_SHARES // total
-                    left, total = left * finer, total * finer
-                    phase = min(max(0, math.floor(total * (Fraction(1, 2) + owed))), total - 1)
-                nodes[number] = left, total, phase, add(low, middle), add(middle, high)
-                for index in range(low, high):
-                    self._paths[index].append((left, total, phase, index < middle))
-            return number
-
-        add(0, len(quotas))
-        self._nodes, self._owners = np.array(nodes, dtype=np.int64).T, np.array(owners, dtype=np.int64)
-        self._depth = max(map(len, self._paths))
-
-    def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """See `Dealer.place`."""
-        node, place = np.zeros(len(positions), dtype=np.int64), positions
-        for _ in range(self._depth):
-            left, total, phase, left_node, right_node = self._nodes[:, node]
-            turn, rest = np.divmod(place, total)
-            before, over = np.divmod(rest * left + phase, total)
-            before += turn * left
-            is_left = over + left >= total
-            node, place = np.where(is_left, left_node, right_node), np.where(is_left, before, place - before)
-        return self._owners[node], place
-
-    def counts(self, position: int) -> list[int]:
-        """See `Dealer.counts`."""
-        found = []
-        for path in self._paths:
-            count = position
-            for left, total, phase, is_left in reversed(path):
-                first = (count * left + phase) // total
-                count = first if is_left else count - first
-            found.append(count)
-        return found
-
-    def position(self, component: int, index: int) -> int:
-        """See `Dealer.position`."""
-        for left, total, phase, is_left in self._paths[component]:
-            if is_left:
-                index = -((phase - (index + 1) * total) // left) - 1  # before its next one, the left half has index + 1
-            else:
-                index = (index * total + phase) // (total - left)
-        return index
-
-
-class _Pattern:
-    """Deals positions by a repeated pattern, which has the quotas. Checkpoints of raylance 0.10 continue by it."""
-
-    def __init__(self, quotas: Quotas) -> None:
-        due = np.concatenate([(np.arange(quota) + 0.5) / quota for quota in quotas])
-        owner = np.repeat(np.arange(len(quotas), dtype=np.int64), quotas)
-        self._pattern = owner[np.lexsort((owner, due))]
-        self._places = np.argsort(self._pattern, kind="stable")  # the places in a repetition, sorted by component
-        self._rank = np.empty_like(self._pattern)
-        self._rank[self._places] = np.concatenate([np.arange(quota) for quota in quotas])
-        self._quotas, self._size = np.array(quotas, dtype=np.int64), len(owner)
-
-    def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """See `Dealer.place`."""
-        turn, place = np.divmod(positions, self._size)
-        which = self._pattern[place]
-        return which, turn * self._quotas[which] + self._rank[place]
-
-    def counts(self, position: int) -> list[int]:
-        """See `Dealer.counts`."""
-        turn, rest = divmod(position, self._size)
-        part = np.bincount(self._pattern[:rest], minlength=len(self._quotas))
-        return [turn * quota + count for quota, count in zip(self._quotas.tolist(), part.tolist(), strict=True)]
-
-    def position(self, component: int, index: int) -> int:
-        """See `Dealer.position`."""
-        turn, place = divmod(index, int(self._quotas[component]))
-        first = int(self._quotas[:component].sum())
-        return turn * self._size + int(self._places[first + place])
-
-
-class _Some:
-    """Deals positions to those components that have a quota."""
-
-    def __init__(self, quotas: Quotas, debts: tuple[int, ...] | None, unit: int) -> None:
-        self._which = np.flatnonzero(np.array(quotas)).astype(np.int64)
-        self._all, own = len(quotas), tuple(quota for quota in quotas if quota)
-        owed = None if debts is None else tuple(debts[index] for index in self._which.tolist())
-        self._dealer = _Tree(own, owed, unit)
-
-    def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """See `Dealer.place`."""
-        which, index = self._dealer.place(positions)
-        return self._which[which], index
-
-    def counts(self, position: int) -> list[int]:
-        """See `Dealer.counts`."""
-        found = [0] * self._all
-        for which, count in zip(self._which.tolist(), self._dealer.counts(position), strict=True):
-            found[which] = count
-        return found
-
-    def position(self, component: int, index: int) -> int:
-        """See `Dealer.position`."""
-        return self._dealer.position(int(np.searchsorted(self._which, component)), index)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Turns:
-    """Deals positions in turns of some rows of one component, as another dealer deals single ones."""
-
-    dealer: Dealer
-    rows: int  # of a turn
-
-    def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """See `Dealer.place`."""
-        turn, within = np.divmod(positions, self.rows)
-        which, earlier = self.dealer.place(turn)
-        return which, earlier * self.rows + within
-
-    def counts(self, position: int) -> list[int]:
-        """See `Dealer.counts`."""
-        turn, within = divmod(position, self.rows)
-        found = [count * self.rows for count in self.dealer.counts(turn)]
-        found[int(self.dealer.place(np.array([turn]))[0][0])] += within
-        return found
-
-    def position(self, component: int, index: int) -> int:
-        """See `Dealer.position`."""
-        turn, within = divmod(index, self.rows)
-        return self.dealer.position(component, turn) * self.rows + within
-
-
-@functools.lru_cache(maxsize=64)
-def _dealer(spread: str, quotas: Quotas, turn_rows: int = 1, debts: tuple[int, ...] | None = None) -> Dealer:
-    """Returns a dealer for components that are owed `debts` of earlier positions, in parts of 2**32 of a row."""
-    unit = _ROW * turn_rows
-    if not all(quotas):
-        found: Dealer = _Some(quotas, debts, unit)
-    else:
-        found = _Tree(quotas, debts, unit) if spread == "tree" else _Pattern(quotas)
-    return found if turn_rows == 1 else _Turns(found, turn_rows)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +32,8 @@ class Segment:
         reason: Why it began; "" for the first segment, and for what a restart has changed.
         is_move: Whether the training function has changed the quotas, not the arguments of `raylance.mix`.
         turn_rows: Number of positions in a row that one component gets.
+        own: The components whose rows change where it begins: for each its number, the rows of its own epochs before,
+            and how many rows it had before in the epoch, if its own epochs had always been as they are from here on.
     """
 
     epoch: int = 0
@@ -252,6 +45,7 @@ class Segment:
     reason: str = ""
     is_move: bool = False
     turn_rows: int = 1
+    own: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def place(self) -> tuple[int, int]:
@@ -269,6 +63,11 @@ class Segment:
         schedule = tuple((rows, quotas + more) for rows, quotas in self.schedule)
         return dataclasses.replace(self, quotas=self.quotas + more, schedule=schedule)
 
+    def rows_before(self, rows: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the rows of the components' own epochs before the segment, from those in it."""
+        before = {number: count for number, count, _ in self.own}
+        return tuple(before.get(number, count) for number, count in enumerate(rows))
+
     def quotas_at(self, rows: int) -> Quotas:
         """Returns the quotas after a number of rows of the run."""
         at = bisect.bisect_right(self.schedule, rows, key=lambda knot: knot[0])
@@ -281,59 +80,146 @@ class Segment:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Own:
+    """Which rows of an epoch are those of each component's own epochs.
+
+    Attributes:
+        rows: The rows of an own epoch: int64, (components,), as the next ones.
+        more: What is added to the number of rows that a component had before, if its own epochs had other rows.
+        at: The own epoch, counted from 0, in which its rows have changed.
+        shift: What is added to a position of this own epoch.
+    """
+
+    rows: Int64Array
+    more: Int64Array
+    at: Int64Array
+    shift: Int64Array
+
+    @classmethod
+    def of(cls, rows: Sequence[int]) -> "Own":
+        """Returns own epochs whose rows have not changed in the epoch."""
+        none = np.zeros(len(rows), dtype=np.int64)
+        return cls(np.array(rows, dtype=np.int64), none, none, none)
+
+    def place(self, which: Any, index: Any) -> tuple[Int64Array, Int64Array]:
+        """Returns the own epochs of rows of components that had `index` rows before, and the positions in these."""
+        passes, within = np.divmod(index + self.more[which], self.rows[which])
+        return passes, within + np.where(passes == self.at[which], self.shift[which], 0)
+
+    def changed(self, segment: Segment, counts: Sequence[int], rows: Sequence[int]) -> "Own":
+        """Returns the own epochs from a segment on, before which the components had `counts`; they have `rows` now."""
+        if not segment.own:
+            return self
+        found = Own(np.array(rows, dtype=np.int64), self.more.copy(), self.at.copy(), self.shift.copy())
+        for number, _, count in segment.own:
+            passes, position = self.place(number, counts[number])
+            found.more[number] = count - counts[number]
+            found.at[number], begun = divmod(count, rows[number])
+            found.shift[number] = position - begun if found.at[number] == passes else 0
+        return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DealtPart:
+    """A part of an epoch, in which one dealer deals.
+
+    Attributes:
+        start: Its first position.
+        dealer: The dealer, which counts positions from there.
+        before: How many rows each component has before it: int64, (components,).
+        quotas: The quotas.
+        debts: What each component is owed of the parts before it, in parts of 2**32 of a row.
+        own: The components' own epochs.
+    """
+
+    start: int
+    dealer: Dealer
+    before: Int64Array
+    quotas: Quotas
+    debts: tuple[int, ...]
+    own: Own
+
+    def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Returns the component of each position, and how many rows the component has before it in the epoch."""
+        which, index = self.dealer.place(positions - self.start)
+        return which, index + self.before[which]
+
+    def counts(self, position: int) -> list[int]:
+        """Returns how many rows each component has before a position."""
+        own = self.dealer.counts(position - self.start)
+        return [before + count for before, count in zip(self.before.tolist(), own, strict=True)]
+
+    def owed(self, position: int) -> tuple[int, ...]:
+        """Returns what each component is owed before a position, in parts of 2**32 of a row."""
+        dealt, total = position - self.start, sum(self.quotas)
+        shares = zip(self.debts, self.quotas, self.dealer.counts(dealt), strict=True)
+        return tuple(debt + dealt * quota * ROW // total - count * ROW for debt, quota, count in shares)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Dealt:
     """How the positions of one epoch are dealt to components.
 
     Attributes:
-        starts: Where each part begins in which one dealer deals: int64, ascending, the first one 0.
-        dealers: The dealers of the parts.
-        before: How many rows each component has before each part: int64, (parts, components).
+        parts: The parts of the epoch, ascending, the first one from 0 on.
+        starts: Where they begin: int64.
         end: Number of positions of the epoch.
         first_own: The number of each component's first own epoch in it.
         rows_before: Number of positions of the epochs before it.
-        quotas: The quotas of the parts.
-        debts: What each component is owed of the parts before each part, in parts of 2**32 of a row.
     """
 
+    parts: tuple[DealtPart, ...]
     starts: Int64Array
-    dealers: tuple[Dealer, ...]
-    before: Int64Array
     end: int
     first_own: tuple[int, ...]
     rows_before: int
-    quotas: tuple[Quotas, ...]
-    debts: tuple[tuple[int, ...], ...]
+
+    @property
+    def known_from(self) -> int:
+        """The first position after which no component's rows change in the epoch."""
+        changes = [part.start for one, part in itertools.pairwise(self.parts) if one.own is not part.own]
+        return max(changes, default=0)
 
     def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Returns the component of each position, and how many rows the component has before it in the epoch."""
-        if len(self.dealers) == 1:
-            return self.dealers[0].place(positions)
-        part = np.searchsorted(self.starts, positions, side="right") - 1
         which, index = np.empty_like(positions), np.empty_like(positions)
-        for number in np.unique(part).tolist():
-            mine = part == number
-            found, own = self.dealers[number].place(positions[mine] - self.starts[number])
-            which[mine], index[mine] = found, own + self.before[number][found]
+        for part, mine in self._by_part(positions):
+            which[mine], index[mine] = part.place(positions[mine])
         return which, index
+
+    def own_places(self, positions: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Returns the component of each position, which of its own epochs in this epoch, and the position in that."""
+        which, passes, within = np.empty((3, len(positions)), dtype=np.int64)
+        for part, mine in self._by_part(positions):
+            of, index = part.place(positions[mine])
+            which[mine], (passes[mine], within[mine]) = of, part.own.place(of, index)
+        return which, passes, within
+
+    def own_place(self, component: int, position: int) -> tuple[int, int]:
+        """Returns the own epoch, and the position in it, of a component's first row from a position on."""
+        part = self._part(position)
+        passes, within = part.own.place(component, part.counts(position)[component])
+        return self.first_own[component] + int(passes), int(within)
 
     def counts(self, position: int) -> list[int]:
         """Returns how many of the first positions belong to each component."""
-        part = bisect.bisect_right(self.starts, position) - 1
-        own = self.dealers[part].counts(position - int(self.starts[part]))
-        return [before + count for before, count in zip(self.before[part].tolist(), own, strict=True)]
+        return self._part(position).counts(position)
 
     def owed(self, position: int) -> tuple[int, ...]:
         """Returns what each component is owed of the first positions, in parts of 2**32 of a row."""
-        part = bisect.bisect_right(self.starts, position) - 1
-        dealt = position - int(self.starts[part])
-        return _owed(self.debts[part], self.quotas[part], self.dealers[part].counts(dealt), dealt)
+        return self._part(position).owed(position)
 
+    def _part(self, position: int) -> DealtPart:
+        return self.parts[bisect.bisect_right(self.starts, position) - 1]
 
-def _owed(debts: tuple[int, ...], quotas: Quotas, counts: Sequence[int], dealt: int) -> tuple[int, ...]:
-    """Returns what components are owed after a part of `dealt` positions, of which they got `counts`."""
-    total = sum(quotas)
-    shares = zip(debts, quotas, counts, strict=True)
-    return tuple(debt + dealt * quota * _ROW // total - count * _ROW for debt, quota, count in shares)
+    def _by_part(self, positions: Int64Array) -> Iterator[tuple[DealtPart, Any]]:
+        """Yields each part that has some positions, and which."""
+        if len(self.parts) == 1:
+            yield self.parts[0], slice(None)
+            return
+        part = np.searchsorted(self.starts, positions, side="right") - 1
+        for number in np.unique(part).tolist():
+            yield self.parts[number], part == number
 
 
 _Reached = tuple[int, int, tuple[int, ...]]
@@ -347,25 +233,32 @@ class Course:
     """
 
     def __init__(self, segments: tuple[Segment, ...], rows: tuple[int, ...]) -> None:
-        """Takes the segments, ascending, the first one from (0, 0) on; and the rows of an own epoch by component."""
-        self._segments, self._rows = segments, rows
+        """Takes the segments, ascending, the first one from (0, 0) on; and the rows of an own epoch by component, as
+        they are in the last one.
+        """
+        self._segments = segments
+        self._rows = [rows]  # in each segment
+        for segment in segments[:0:-1]:
+            self._rows.insert(0, segment.rows_before(self._rows[0]) if segment.own else self._rows[0])
         self._places = [segment.place for segment in segments]
         self._known: dict[int, Dealt] = {}
         # The furthest epoch that was found, with the rows before it and the components' first own epochs
         self._reached: _Reached = 0, 0, (0,) * len(rows)
 
-    def extended(self, segment: Segment) -> "Course":
-        """Returns the course with one more segment, in a time that hardly grows with the number of segments."""
-        found = Course((*self._segments, segment), self._rows)
+    def extended(self, segment: Segment, rows: tuple[int, ...]) -> "Course":
+        """Returns the course with one more segment, in which own epochs have `rows`. Takes a time that hardly grows
+        with the number of segments.
+        """
+        found = Course((*self._segments, segment), rows)
         epoch, position = segment.place
         before = self.epoch(epoch)
         found._reached = epoch, before.rows_before, before.first_own
         if 0 < position < before.end:
-            part = bisect.bisect_left(before.starts, position)
-            names = ("starts", "dealers", "before", "quotas", "debts")
-            begun = {name: getattr(before, name)[:part] for name in names}
-            counts, debts = before.counts(position), before.owed(position)
-            found._known[epoch] = found._deal_from(segment, [], found._reached, position, counts, debts, begun)
+            begun = before.parts[: bisect.bisect_left(before.starts, position)]
+            at, counts = len(self._segments), before.counts(position)
+            own = begun[-1].own.changed(segment, counts, rows)
+            part = found._part(at, before.rows_before, position, counts, before.owed(position), own)
+            found._known[epoch] = found._deal_from(at, found._reached, (*begun, part))
         return found
 
     def epoch(self, number: int) -> Dealt:
@@ -402,7 +295,7 @@ class Course:
         """Yields epochs, the rows of the run before them, the components' first own epochs, and how many epochs from
         there on are alike; None for all.
         """
-        epoch, rows, first_own = begin or (0, 0, (0,) * len(self._rows))
+        epoch, rows, first_own = begin or (0, 0, (0,) * len(self._rows[0]))
         while True:
             dealt = self._deal(epoch, rows, first_own)
             alike = self._alike(epoch, rows, dealt.end)
@@ -424,66 +317,57 @@ class Course:
 
     def _wraps(self, dealt: Dealt) -> list[int]:
         """Returns how many own epochs of each component an epoch may begin."""
-        return [-(-(dealt.end + 1) // rows) for rows in self._rows]
+        if dealt.known_from:
+            last = [dealt.own_place(number, dealt.end)[0] for number in range(len(dealt.first_own))]
+            return [end + 1 - first for end, first in zip(last, dealt.first_own, strict=True)]
+        return [-(-(dealt.end + 1) // rows) for rows in dealt.parts[0].own.rows.tolist()]
 
     def _deal(self, epoch: int, rows: int, first_own: tuple[int, ...]) -> Dealt:
         """Returns how the positions of an epoch are dealt that `rows` of the run precede."""
         known = self._known.get(epoch)
         if known is not None:
             return known
-        at = bisect.bisect_right(self._places, (epoch, 0)) - 1
-        later = [segment for segment in self._segments[at + 1 :] if segment.epoch == epoch]
-        none, (segment, reached) = len(self._rows), (self._segments[at], (epoch, rows, first_own))
-        return self._deal_from(segment, later, reached, 0, [0] * none, (0,) * none, {})
+        at, none = bisect.bisect_right(self._places, (epoch, 0)) - 1, (0,) * len(first_own)
+        part = self._part(at, rows, 0, none, none, Own.of(self._rows[at]))
+        return self._deal_from(at, (epoch, rows, first_own), (part,))
 
-    def _deal_from(
-        self,
-        segment: Segment,
-        later: list[Segment],
-        reached: _Reached,
-        start: int,
-        counts: list[int],
-        debts: tuple[int, ...],
-        begun: Mapping[str, Any],
-    ) -> Dealt:
-        """Returns how the positions of an epoch are dealt, whose parts before `start` have `begun`; `later` are the
-        segments in it after `segment`; of the positions before `start`, each component has `counts` and is owed
-        `debts`.
+    def _part(
+        self, at: int, rows: int, start: int, before: Sequence[int], debts: tuple[int, ...], own: Own
+    ) -> DealtPart:
+        """Returns a part of an epoch that `rows` of the run precede; it lies in the segment with number `at`."""
+        segment = self._segments[at]
+        quotas = segment.quotas_at(rows + start)
+        dealer = dealer_of(segment.spread, quotas, segment.turn_rows, debts if start else None)
+        return DealtPart(start, dealer, np.array(before, dtype=np.int64), quotas, debts, own)
+
+    def _deal_from(self, at: int, reached: _Reached, begun: tuple[DealtPart, ...]) -> Dealt:
+        """Returns how the positions of an epoch are dealt, whose first parts have `begun`. The last one of them lies in
+        the segment with number `at`.
         """
-        _, rows, first_own = reached
-        found: dict[str, list[Any]] = {"starts": [], "dealers": [], "before": [], "quotas": [], "debts": []}
+        (epoch, rows, first_own), parts = reached, [*begun]
         while True:
-            quotas = segment.quotas_at(rows + start)
-            dealer = _dealer(segment.spread, quotas, segment.turn_rows, debts if start else None)
-            for name, value in zip(found, (start, dealer, counts, quotas, debts), strict=True):
-                found[name].append(value)
-            end = start + self._left(segment, quotas, dealer, counts, start)
-            change = segment.next_change(rows + start)
-            after = min([end, *(each.position for each in later[:1]), *([] if change is None else [change - rows])])
-            if after >= end:
+            part, segment = parts[-1], self._segments[at]
+            end = part.start + self._left(segment, part)
+            later = [place[1] for place in self._places[at + 1 : at + 2] if place[0] == epoch]
+            change = segment.next_change(rows + part.start)
+            start = min([end, *later, *([] if change is None else [change - rows])])
+            if start >= end:
                 break
-            dealt = dealer.counts(after - start)
-            debts = _owed(debts, quotas, dealt, after - start)
-            counts = [count + more for count, more in zip(counts, dealt, strict=True)]
-            start = after
-            while later and later[0].position <= start:
-                segment = later.pop(0)
-        return Dealt(
-            starts=np.array([*begun.get("starts", ()), *found["starts"]], dtype=np.int64),
-            dealers=(*begun.get("dealers", ()), *found["dealers"]),
-            before=np.array([*begun.get("before", ()), *found["before"]], dtype=np.int64),
-            quotas=(*begun.get("quotas", ()), *found["quotas"]),
-            debts=(*begun.get("debts", ()), *found["debts"]),
-            end=end,
-            first_own=first_own,
-            rows_before=rows,
-        )
+            own, counts = part.own, part.counts(start)
+            if start in later:
+                at += 1
+                own = own.changed(self._segments[at], counts, self._rows[at])
+            parts.append(self._part(at, rows, start, counts, part.owed(start), own))
+        starts = np.array([part.start for part in parts], dtype=np.int64)
+        return Dealt(tuple(parts), starts, end, first_own, rows)
 
-    def _left(self, segment: Segment, quotas: Quotas, dealer: Dealer, counts: list[int], start: int) -> int:
+    def _left(self, segment: Segment, part: DealtPart) -> int:
         """Returns how many positions of an epoch are left from a part on, if its rule holds to the end."""
+        start, dealer = part.start, part.dealer
         if isinstance(segment.stop, int):
             return max(0, segment.stop - start)
-        shared = [(index, self._rows[index], counts[index]) for index, quota in enumerate(quotas) if quota]
+        own, counts = part.own.rows.tolist(), (part.before + part.own.more).tolist()
+        shared = [(index, own[index], counts[index]) for index, quota in enumerate(part.quotas) if quota]
         if segment.stop == "first_exhausted":  # at the first row of a next own epoch
             ends = [dealer.position(index, -count % rows if count else rows) for index, rows, count in shared]
             found = min(ends)
@@ -505,8 +389,8 @@ def course_of(segments: tuple[Segment, ...], rows: tuple[int, ...]) -> Course:
     """Returns the course of segments, for components of these rows each."""
     found = _courses.get((segments, rows))
     if found is None:
-        before = _courses.get((segments[:-1], rows))
-        found = Course(segments, rows) if before is None else before.extended(segments[-1])
+        before = _courses.get((segments[:-1], segments[-1].rows_before(rows)))
+        found = Course(segments, rows) if before is None else before.extended(segments[-1], rows)
         _courses[segments, rows] = found
         for key in list(_courses)[:-_KEPT]:
             _courses.pop(key, None)
@@ -548,6 +432,7 @@ def write_segments(segments: Sequence[Segment]) -> Any:
     for segment in segments:
         fields = {name: getattr(segment, name) for name in defaults if getattr(segment, name) != defaults[name]}
         fields["quotas"] = [*segment.quotas]
+        fields |= {"own": [[*each] for each in segment.own]} if segment.own else {}
         found.append(fields | ({"schedule": write_schedule(segment.schedule)} if segment.schedule else {}))
     return packed(found)
 
@@ -563,21 +448,13 @@ def read_segments(value: Any, components: int) -> tuple[Segment, ...]:
                 "epoch": _count(fields.get("epoch", 0)),
                 "position": _count(fields.get("position", 0)),
                 "turn_rows": max(1, _count(fields.get("turn_rows", 1))),
+                "own": tuple(_own(each, components) for each in fields.get("own", ())),
             }
             found.append(Segment(**fields | known))
         places = [segment.place for segment in found]
         if places != sorted(set(places)):
             raise ValueError("not ascending")
         return tuple(found)
-
-
-@contextlib.contextmanager
-def refusing(name: str, value: Any) -> Iterator[None]:
-    """Raises ConfigError if a value of a checkpoint is damaged."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, zlib.error) as error:
-        raise ConfigError(f"its {name} are {str(value)[:200]!r}: {error}") from error
 
 
 def _quotas(value: Any, components: int) -> Quotas:
@@ -587,30 +464,14 @@ def _quotas(value: Any, components: int) -> Quotas:
     return found
 
 
+def _own(value: Any, components: int) -> tuple[int, int, int]:
+    number, rows, count = map(_count, value)
+    if number >= components or not rows:
+        raise ValueError(f"dataset {number} of {components} with {rows} rows")
+    return number, rows, count
+
+
 def _count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < _MOST_POSITIONS:
         raise ValueError(f"{value!r} is no count")
-    return value
-
-
-def packed(values: list[Any]) -> Any:
-    """Returns a list for a checkpoint, as `unpacked` reads it: compressed if it is long."""
-    if len(values) <= _MOST_PLAIN:
-        return values
-    return {"packed": base64.b85encode(zlib.compress(json.dumps(values).encode(), 9)).decode()}
-
-
-def is_packed(value: Any) -> bool:
-    """Whether a value of a checkpoint is compressed. The same values may be compressed otherwise elsewhere."""
-    return isinstance(value, Mapping) and [*value] == ["packed"]
-
-
-def unpacked(value: Any) -> list[Any]:
-    """Returns a list of a checkpoint, which may be compressed. Raises ValueError, TypeError or zlib.error if it is
-    damaged.
-    """
-    if is_packed(value):
-        value = json.loads(zlib.decompress(base64.b85decode(value["packed"])))
-    if not isinstance(value, list):
-        raise TypeError("not a list")
     return value

@@ -7,29 +7,30 @@ component's own order, is computed by arithmetic: see `course`.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from raylance.columns import COMPONENT
 from raylance.errors import ConfigError
+from raylance.orders.changed import Changed, ChangedResolved, unchanged
 from raylance.orders.checking import select_rows
 from raylance.orders.course import (
     Course,
     Dealt,
-    Quotas,
     Segment,
     course_of,
     read_schedule,
     read_segments,
-    shares_of,
     write_schedule,
     write_segments,
 )
+from raylance.orders.dealing import Quotas, shares_of
 from raylance.orders.order import Auto, Epoch, Facts, Order, PicklesFields, Resolved, Tables, join_tables
-from raylance.orders.permutation import Int32Array, Int64Array, UInt64Array
+from raylance.orders.permutation import BoolArray, Int32Array, Int64Array, UInt64Array
 from raylance.orders.schedule import check_weights, shares
 from raylance.orders.shuffles import stack, stacked_kind, stacked_rows
 
@@ -50,6 +51,7 @@ class Component:
     rows: int
     quota: int  # share of the positions, in parts of the sum of all quotas
     epoch_rows: int | Auto = "auto"  # positions of its own epoch; "auto" takes those of its order
+    on_new_version: str = dataclasses.field(default="refuse", compare=False, repr=False)  # see `DeliverySpec`
     tables: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
     costs: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
@@ -62,7 +64,8 @@ class Component:
 
     def adopt(self, params: Mapping[str, Any]) -> "Component":
         """Returns the component with the values of `params` for the fields that are "auto"."""
-        adopted = dataclasses.replace(self, order=self.order.adopt(params["order"]))
+        order = params["order"] if isinstance(self.order, Changed) else params["order"].get("of", params["order"])
+        adopted = dataclasses.replace(self, order=self.order.adopt(order))
         if self.epoch_rows != "auto":
             return adopted
         return dataclasses.replace(adopted, epoch_rows=params.get("epoch_rows", self.rows))
@@ -119,9 +122,19 @@ class MixOrder(Order):
     @property
     def course(self) -> Course:
         """How positions are dealt to the components in all epochs."""
+        return course_of(self.history, self.own_rows)
+
+    @property
+    def known_from(self) -> tuple[int, int]:
+        """See `Resolved.known_from`."""
+        return max((each.place for each in self.segments if each.own), default=(0, 0))
+
+    @property
+    def own_rows(self) -> tuple[int, ...]:
+        """The rows of each component's own epochs."""
         # The first iteration resolves "auto". Before it no row is consumed, so any number is right.
         rows = (part.rows if isinstance(part.epoch_rows, str) else part.epoch_rows for part in self.components)
-        return course_of(self.history, tuple(rows))
+        return tuple(rows)
 
     @property
     def history(self) -> tuple[Segment, ...]:
@@ -213,7 +226,40 @@ class MixOrder(Order):
     def changed(self, segment: Segment) -> Self:
         """Returns the mixture with another rule from the segment's place on."""
         kept = [each for each in self.segments if each.place < segment.place]
-        return dataclasses.replace(self, segments=(*kept, segment))
+        own = [each.own for each in self.segments if each.place == segment.place and not segment.own]
+        return dataclasses.replace(self, segments=(*kept, dataclasses.replace(segment, own=own[0]) if own else segment))
+
+    def with_rows(self, epoch: int, position: int, changed: Mapping[int, Component]) -> Self:
+        """Returns the mixture with other rows of some components from a place on, by their numbers. The last change of
+        a component's order says how many are left of its own epoch; without changes, it begins one there.
+        """
+        dealt, own = self.course.epoch(epoch), {}
+        for number, part in changed.items():
+            passes = dealt.own_place(number, position)[0] - dealt.first_own[number]
+            begun = part.rows - part.order.changes[-1].left if position and isinstance(part.order, Changed) else 0
+            own[number] = self.own_rows[number], passes * part.rows + begun
+        last = self.rule_at(epoch, position)
+        if last.place == (epoch, position):  # the second restart there: the rows before are those before the first one
+            own |= {number: (rows, own.get(number, (0, count))[1]) for number, rows, count in last.own}
+        here = dataclasses.replace(
+            last,
+            epoch=epoch,
+            position=position,
+            reason="",
+            own=tuple((number, *of) for number, of in sorted(own.items())),
+        )
+        parts = tuple(changed.get(number, part) for number, part in enumerate(self.components))
+        return dataclasses.replace(self, components=parts).changed(here)
+
+    def renewed(self, given: Order) -> "MixOrder":
+        """See `Order.renewed`."""
+        assert isinstance(given, MixOrder)
+        parts = tuple(
+            dataclasses.replace(part, order=unchanged(part.order), tables=one.tables)
+            for part, one in zip(self.components, given.components, strict=True)
+        )
+        segments = tuple(dataclasses.replace(each, own=()) for each in self.segments)
+        return dataclasses.replace(self, components=parts, segments=segments)
 
     def rule_at(self, epoch: int, position: int) -> Segment:
         """Returns the segment of a place."""
@@ -266,9 +312,10 @@ class MixOrder(Order):
         """Returns the progress of each component in an epoch, by name: the number of consumed rows, of its own epochs
         that ended ("passes"), and the position in its current own epoch.
         """
-        standings = {}
-        for part, rows in zip(self.components, self.course.epoch(epoch).counts(position), strict=True):
-            passes, own = divmod(rows, part.rows if isinstance(part.epoch_rows, str) else part.epoch_rows)
+        standings, dealt = {}, self.course.epoch(epoch)
+        for number, (part, rows) in enumerate(zip(self.components, dealt.counts(position), strict=True)):
+            own_epoch, own = dealt.own_place(number, position)
+            passes = own_epoch - dealt.first_own[number]
             standings[part.name] = {"rows": rows, "passes": passes, "position": own}
         return standings
 
@@ -314,7 +361,7 @@ class _MixResolved(PicklesFields, Resolved):
         return names[0] if len(set(names)) == 1 else ()
 
     def costs(self, rows: Int64Array) -> Int32Array:
-        starts = self.numbers[1]
+        starts = self.starts
         found = np.empty((*rows.shape, len(self.cost_names)), dtype=np.int32)
         which = np.searchsorted(starts, rows, side="right") - 1
         for index in np.unique(which).tolist():
@@ -323,16 +370,15 @@ class _MixResolved(PicklesFields, Resolved):
         return found
 
     @functools.cached_property
-    def numbers(self) -> tuple[Int64Array, Int64Array]:
-        """For each component: the positions of its own epoch, and the rows of all components before it."""
+    def starts(self) -> Int64Array:
+        """The rows of all components before each component."""
         rows = np.array([part.rows for part in self.parts], dtype=np.int64)
-        own = np.array([part.epoch_rows for part in self.parts], dtype=np.int64)
-        return own, np.cumsum(rows) - rows
+        return np.cumsum(rows) - rows
 
     @functools.cached_property
     def kinds(self) -> tuple[list[type[Order] | None], Int64Array]:
         """The kinds of the components' orders, None for those computed alone; and each component's index in them."""
-        by_part = [stacked_kind(part) for part in self.parts]
+        by_part = [stacked_kind(part.of if isinstance(part, ChangedResolved) else part) for part in self.parts]
         found = list(dict.fromkeys(by_part))
         return found, np.array([found.index(kind) for kind in by_part], dtype=np.int64)
 
@@ -363,12 +409,12 @@ class _MixEpoch(Epoch):
     order: _MixResolved
 
     def rows(self, positions: Int64Array) -> Int64Array:
-        (own_rows, starts), (kinds, kind_of_part) = self.order.numbers, self.order.kinds
-        which, counted = self._dealt.place(positions)
-        passes, within = np.divmod(counted, own_rows[which])
+        starts, (kinds, kind_of_part) = self.order.starts, self.order.kinds
+        which, passes, within = self._dealt.own_places(positions)
         own_epochs, out = passes * len(starts) + which, starts[which]
-        for index, kind in enumerate(kinds):
-            mine = np.flatnonzero(kind_of_part[which] == index)
+        kind_of = np.where(passes < self._changed[which], len(kinds), kind_of_part[which])
+        for index, kind in enumerate((*kinds, None)):
+            mine = np.flatnonzero(kind_of == index)
             if not len(mine):
                 continue
             asked, of = np.unique(own_epochs[mine], return_inverse=True)
@@ -379,6 +425,28 @@ class _MixEpoch(Epoch):
             for number, those in zip(asked.tolist(), by_epoch, strict=True):
                 out[those] += select_rows(self._alone(number), within[those])
         return out
+
+    @functools.cached_property
+    def _changed(self) -> Int64Array:
+        """How many own epochs of each component have other rows than its later ones, int64, (components,)."""
+        until = [part.alike_from if isinstance(part, ChangedResolved) else 0 for part in self.order.parts]
+        return np.array(until, dtype=np.int64) - self._dealt.first_own
+
+    @property
+    def known_from(self) -> int:
+        """See `Epoch.known_from`."""
+        return self._dealt.known_from
+
+    def earlier(self, positions: Int64Array) -> Iterator[tuple[Mapping[str, Any], BoolArray, Int64Array]]:
+        """See `Epoch.earlier`."""
+        which, passes, within = self._dealt.own_places(positions)
+        own_epochs = np.where(passes < self._changed[which], passes * len(self.order.parts) + which, -1)
+        for own_epoch in np.unique(own_epochs[own_epochs >= 0]).tolist():
+            mine = np.flatnonzero(own_epochs == own_epoch)
+            for before, some, rows in self._alone(own_epoch).earlier(within[mine]):
+                is_there = np.zeros(len(positions), dtype=np.bool_)
+                is_there[mine[some]] = True
+                yield {**before, COMPONENT: own_epoch % len(self.order.parts)}, is_there, rows
 
     def _own_epoch(self, own_epoch: int) -> Epoch:
         passes, index = divmod(own_epoch, len(self.order.parts))

@@ -160,6 +160,15 @@ class Order(Setting):
             shard_rows=shard_rows,
         )
 
+    @property
+    def known_from(self) -> tuple[int, int]:
+        """See `Resolved.known_from`."""
+        return 0, 0
+
+    def renewed(self, given: "Order") -> "Order":
+        """Returns the order without what has changed in its rows in the course of a run; they are those of `given`."""
+        return self
+
     def standings(self, epoch: int, position: int) -> dict[str, Any]:
         """Returns how far each dataset of a mixture is at a position of an epoch; empty unless this is a mixture."""
         return {}
@@ -234,7 +243,7 @@ class Resolved:
         """The first epoch and position whose rows are selected now: (0, 0), unless rows have changed in the course of a
         run.
         """
-        return 0, 0
+        return self.settings.known_from
 
     def custom_parts(self) -> "list[Resolved]":
         """Returns the custom orders among this order and its components."""
@@ -315,9 +324,10 @@ class Epoch:
         """The first position whose row is selected now; see `Resolved.known_from`."""
         return 0
 
-    def earlier(self, positions: Int64Array) -> "Iterator[tuple[int, BoolArray, Int64Array]]":
-        """Yields, for each earlier segment of the run that has some positions before `known_from`: its number, from 0;
-        which positions, bool, (n,); and the rows there, as they were numbered in it, int64.
+    def earlier(self, positions: Int64Array) -> "Iterator[tuple[Mapping[str, Any], BoolArray, Int64Array]]":
+        """Yields, for each earlier segment of the run that has some positions before `known_from`: fields of a state
+        that say which rows were selected in it, in a mixture with the number of the dataset under `COMPONENT`; which
+        positions, bool, (n,); and the rows there, as they were numbered in it, int64.
         """
         yield from ()
 

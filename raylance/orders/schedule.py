@@ -11,7 +11,8 @@ from typing import Any, Literal
 from raylance.arguments import check_integer, check_word
 from raylance.descriptions import Setting
 from raylance.errors import ConfigError
-from raylance.orders.course import Quotas, exact, shares_of, stages_between
+from raylance.orders.course import stages_between
+from raylance.orders.dealing import Quotas, exact, shares_of
 
 Curve = Literal["stages", "linear"]
 _PARTS = 32  # of a line: the weights of neighbours differ by a 32nd of the whole change
@@ -92,7 +93,8 @@ class Newest(Setting):
     The rest of the epoch is ordered as an epoch of its own, of the rows that are left. Each is found in the new version
     by its ID. So an updated row is a new one, unless the dataset has stable row IDs. Later epochs have all rows of the
     new version. If rows were deleted or updated, the versions since the begin of the epoch must still be there. Packs,
-    windows, buckets and orders that draw rows refuse other rows in the middle of an epoch.
+    windows, buckets and orders that draw rows refuse other rows in the middle of an epoch. A dataset of a mixture does
+    all this in its own epochs. A proof needs all versions since the begin of the epoch that it proves.
 
     Attributes:
         when: "refuse": the run is refused, with both values. "next_epoch": of the epoch, those old rows come that

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from raylance.errors import StateError
 from raylance.orders.changed import Carry, Change, Changed, carry_kept, left_rows, table_of, unchanged
@@ -17,8 +18,9 @@ def waits(order: Order, saved: State, when: str) -> bool:
     return last is not None and last.epoch == saved.epoch and not last.takes_new and when == "now"
 
 
-def change_at(spec: DeliverySpec, saved: State, versions: Versions) -> DeliverySpec:
-    """Returns the rows to deliver if other ones than those of a state, or another order, come from there on.
+def change_at(spec: DeliverySpec, saved: State, versions: Versions, first: int) -> DeliverySpec:
+    """Returns the rows to deliver if other ones than those of a state, or another order, come from there on. Rows may
+    be asked for from the epoch `first` on.
 
     Raises:
         StateError: If it is not known which rows are left.
@@ -33,19 +35,21 @@ def change_at(spec: DeliverySpec, saved: State, versions: Versions) -> DeliveryS
         before=saved.before,
     )
     changed = Changed(of=own, changes=(*known, last), shard_rows=own.shard_rows)
-    return with_left_rows(spec, changed, saved.epoch, versions, known=len(known))
+    return with_left_rows(spec, changed, first, versions, known=len(known))
 
 
 def with_left_rows(
-    spec: DeliverySpec, order: Changed, epoch: int, versions: Versions, known: int | None = None
+    spec: DeliverySpec, order: Changed, first: int, versions: Versions, known: int | None = None
 ) -> DeliverySpec:
-    """Returns the rows to deliver by an order that has changed, with the tables of what is left of an epoch. A state
-    has the first `known` changes; None for all.
+    """Returns the rows to deliver by an order that has changed, with the tables of what is left of epochs from `first`
+    on. A state has the first `known` changes; None for all.
 
     Raises:
         StateError: If it is not known which rows are left, or if a state says otherwise.
     """
-    tables = left_rows(order.resolve(spec.facts), epoch, _carrier(order.changes, versions))
+    resolved, carry, tables = order.resolve(spec.facts), _carrier(order.changes, versions), dict[str, Any]()
+    for epoch in sorted({each.epoch for each in order.changes if each.epoch >= first}):
+        tables |= left_rows(resolved, epoch, carry)
     counted = tuple(
         dataclasses.replace(each, left=len(tables.get(table_of(number), range(each.left))))
         for number, each in enumerate(order.changes)
@@ -53,7 +57,8 @@ def with_left_rows(
     if counted[:known] != order.changes[:known]:
         found = [f"{each.left} of {one.left}" for each, one in zip(counted, order.changes, strict=True)]
         raise damaged(f"rows that are left at its changes: {', '.join(found)}")
-    return dataclasses.replace(spec, order=dataclasses.replace(order, changes=counted), tables=tables)
+    order = dataclasses.replace(order, changes=counted, asked_from=first)
+    return dataclasses.replace(spec, order=order, tables=tables)
 
 
 def _carrier(changes: Sequence[Change], versions: Versions) -> Carry:

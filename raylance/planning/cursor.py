@@ -10,13 +10,14 @@ import numpy as np
 
 from raylance.arguments import check_integer
 from raylance.errors import ConfigError
-from raylance.orders.changed import Changed, as_recorded, can_change, could_change, since
+from raylance.orders.changed import Changed, as_recorded, can_change, could_change, placed, since
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import WINDOW_BYTES
 from raylance.orders.permutation import Int64Array
 from raylance.orders.shuffles import Sequential
 from raylance.planning.changes import change_at, waits, with_left_rows
 from raylance.planning.delivery_spec import DeliverySpec, make_plan
+from raylance.planning.parts import Continued, at_begin, carried, may_differ, origin_of, recorded_in, spec_of, state_of
 from raylance.planning.plan import Plan
 from raylance.planning.shards import NO_SHARDS, list_shards
 from raylance.planning.state import NoVersions, State, Versions, check_state, damaged, parse_state
@@ -47,16 +48,19 @@ class Cursor:
         delivery_spec: DeliverySpec,
         versions: Versions | None = None,
         *,
-        keeps_changes: bool = False,
+        keeps_from: int | None = None,
+        looks_back: bool = False,
     ) -> None:
         """Begins at the start of epoch 0. `origin` holds the fields of a state that `ReadSpec.origin` returns;
-        `versions` is the `RowSource` of the rows. With `keeps_changes`, states tell what has changed in all epochs, not
-        only in the present one.
+        `versions` is the `RowSource` of the rows. States tell what has changed from the epoch `keeps_from` on; None for
+        the present one. With `looks_back`, the plan also knows the rows from there on, in a mixture those of the
+        present epoch, and not only those from the position on.
         """
         self._origin, self.delivery_spec, self._versions = origin, delivery_spec, versions or NoVersions()
         self._given = delivery_spec  # before a pass or a state has filled in the sizes of its order, or changed it
-        self._keeps_changes = keeps_changes
+        self._keeps_from, self._looks_back = keeps_from, looks_back
         self._rows_of: Mapping[str, Any] | None = None
+        self._rows_from = 0  # the first epoch whose rows are known, but for those in which the order says more
         self.epoch = self.position = self.step = self.global_step = 0
         self.holder: object = None
         self.settle: Callable[[], None] = _nothing
@@ -80,12 +84,20 @@ class Cursor:
         """
         epoch = check_integer("set_epoch(): epoch", epoch, 0)
         given_up = self.position if epoch == self.epoch else 0
-        order = self.delivery_spec.order
-        if isinstance(order, Changed) and (epoch, 0) < order.known_from:  # it begins anew, with the present rows
-            self.delivery_spec = dataclasses.replace(self.delivery_spec, order=order.of, tables=self._given.tables)
+        order, given = self.delivery_spec.order, self._given
+        if (epoch, 0) < self.known_from:  # it begins anew, with the present rows
+            self._rows_from = 0
+            self.delivery_spec = dataclasses.replace(
+                self.delivery_spec, order=order.renewed(given.order), tables=given.tables
+            )
         self.epoch, self.position, self.step = epoch, 0, 0
         self._before = self.holder = None
         return given_up
+
+    @property
+    def known_from(self) -> tuple[int, int]:
+        """The first epoch and position whose rows are known: earlier ones were of other data, or in another order."""
+        return max(self.delivery_spec.order.known_from, (self._rows_from, 0))
 
     @property
     def place(self) -> tuple[int, int, int, int]:
@@ -141,7 +153,7 @@ class Cursor:
                     f"{self.epoch}: with {plan.step_text} no step begins there. Go to a step of this epoch, or load a "
                     "state of that step."
                 )
-        if self.place[:2] < (known := plan.order.known_from):
+        if self.place[:2] < (known := self.known_from):
             self.place = here
             raise ConfigError(
                 f"seek({global_step}) from step {self.global_step}: that step lies before position {known[1]} of epoch "
@@ -258,6 +270,7 @@ class Cursor:
             dp_size=dp_size,
             budget=dataclasses.asdict(size) if isinstance(size, CostLimit) else None,
             rows_of=self._rows_of,
+            rows_from=self._rows_from or None,
         )
 
     def load(self, state: Mapping[str, Any]) -> State:
@@ -266,12 +279,60 @@ class Cursor:
         Raises:
             StateError: If the state is damaged, too old or too new, or belongs to other rows or another order.
         """
-        saved, present, given = parse_state(state), self.delivery_spec, self._given
-        epoch = saved.epoch  # of which rows may be asked for, also if none is left
+        saved, given = parse_state(state), self._given
+        if isinstance(given.order, MixOrder):
+            saved, given = self._with_parts(saved, given, given.order)
+        return self._load(saved, given, is_carried=given is not self._given)[0]
+
+    def _with_parts(self, saved: State, given: DeliverySpec, order: MixOrder) -> tuple[State, DeliverySpec]:
+        """Carries the state of a mixture over what has changed in the rows of its datasets since. Returns it, and the
+        rows to deliver, with what is left of the datasets' own epochs.
+        """
+        with _damaging():
+            recorded = recorded_in(saved, order)
+        if recorded is None:
+            return saved, given
+        parts = order.components[: len(recorded.components)]
+        before, found = recorded.course.epoch(saved.epoch), dict[int, Continued]()
+        saved = at_begin(saved, before.end)
+        dealt = recorded.course.epoch(saved.epoch)
+        first_own = (before if self._looks_back else dealt).first_own
+        for number, part in enumerate(parts):
+            if not may_differ(part, saved):
+                continue
+            versions, origin = self._versions.part(number), origin_of(self._origin, part.name)
+            keeps_from = first_own[number] if saved.position or self._looks_back else None
+            spec, looks_back = spec_of(given, part, versions), self._looks_back
+            cursor = Cursor(origin, spec, versions, keeps_from=keeps_from, looks_back=looks_back)
+            own = state_of(saved, part, dealt.own_place(number, saved.position), versions, origin)
+            _, has_changed = cursor._load(own, cursor._given, f" of {part.name!r}", may_begin=not saved.position)
+            spec = cursor.delivery_spec
+            now_order = placed(spec.order, saved.epoch, saved.position) if has_changed else spec.order
+            now = dataclasses.replace(part, order=now_order, tables=spec.tables)
+            found[number] = Continued(now, cursor._rows_of, has_changed, forgets=cursor._rows_from > 0)
+        now_parts = (found[number].part if number in found else part for number, part in enumerate(order.components))
+        given = dataclasses.replace(given, order=dataclasses.replace(order, components=tuple(now_parts)))
+        return carried(saved, recorded, found, given, self._origin), given
+
+    def _load(
+        self,
+        saved: State,
+        given: DeliverySpec,
+        of: str = "",
+        *,
+        may_begin: bool | None = None,
+        is_carried: bool = False,
+    ) -> tuple[State, bool]:
+        """See `load`. Returns also whether the rows or their order differ from those of the state; `of` names them. If
+        the state is carried over changes, it is not at the end of an epoch, though nothing may be left of it now.
+        """
+        present, whole = self.delivery_spec, saved.order
+        first = saved.epoch if self._keeps_from is None else self._keeps_from
+        asked = first if self._looks_back else saved.epoch  # of which rows are asked for, also if none is left
         with _damaging():
             order = as_recorded(given.order, saved.order)
-            if isinstance(order, Changed) and not self._keeps_changes:
-                saved = dataclasses.replace(saved, order=since(saved.order, saved.epoch))
+            if isinstance(order, Changed):
+                saved = dataclasses.replace(saved, order=since(saved.order, first))
                 order = as_recorded(given.order, saved.order)
         self.delivery_spec = dataclasses.replace(given, order=order)
         try:
@@ -281,19 +342,22 @@ class Cursor:
                     could_change(saved.order, given.order) and saved.windows is None and current.windows is None
                 )
                 may_change &= can_change(given.order, has_tables=bool(given.tables))
-            moved = check_state(
-                saved, current, self._versions, may_change=may_change, may_begin=not self._keeps_changes
-            )
+            may_begin = self._keeps_from is None if may_begin is None else may_begin
+            moved = check_state(saved, current, self._versions, of, may_change=may_change, may_begin=may_begin)
             with _damaging():
                 recorded = order.adopt(saved.order)
-            saved = _continue(saved, dataclasses.replace(self.delivery_spec, order=recorded, rows=saved.rows))
+            of_saved = dataclasses.replace(self.delivery_spec, order=recorded, rows=saved.rows)
+            if not is_carried:
+                saved = at_begin(saved, of_saved.resolved_order.epoch(saved.epoch).epoch_rows)
             spec = _adopt(given if isinstance(given.order, MixOrder) else self.delivery_spec, saved)
         finally:
             self.delivery_spec = present
-        if moved.has_changed or (may_change and waits(order, saved, given.on_new_version)):
-            spec = change_at(spec, saved, self._versions)
+        begins = bool(moved.fields) and not moved.has_changed and moved.rows_of is None
+        is_other = moved.has_changed or bool(may_change and waits(order, saved, given.on_new_version))
+        if is_other:
+            spec = change_at(spec, saved, self._versions, asked)
         elif isinstance(spec.order, Changed):
-            spec = with_left_rows(spec, spec.order, epoch, self._versions)
+            spec = with_left_rows(spec, spec.order, asked, self._versions)
         order, change = spec.order.after(saved.order, saved.epoch, saved.position)
         spec, self._rows_of = dataclasses.replace(spec, order=order), moved.rows_of
         if change:
@@ -306,7 +370,10 @@ class Cursor:
         self.delivery_spec, self.global_step = spec, saved.global_step
         self.epoch, self.position, self.step = saved.epoch, saved.position, saved.step
         self._before = self.holder = None
-        return saved
+        self._rows_from = saved.epoch if begins else saved.rows_from or 0
+        if not begins and since(whole, first) != whole:  # changes of earlier epochs are forgotten
+            self._rows_from = first
+        return saved, is_other or begins
 
     def completed_shards(self) -> Int64Array:
         """Returns the IDs of the shards whose rows were all consumed in this epoch: int64, ascending, shape (k,)."""
@@ -345,13 +412,3 @@ def _adopt(spec: DeliverySpec, saved: State) -> DeliverySpec:
             spec.window_bytes,
         )
     return dataclasses.replace(spec, window_bytes=saved.window_bytes)
-
-
-def _continue(saved: State, spec: DeliverySpec) -> State:
-    """Returns the state from which to continue: the end of an epoch becomes the start of the next one."""
-    rows = spec.resolved_order.epoch(saved.epoch).epoch_rows
-    if saved.position > rows:
-        raise damaged(f"position {saved.position} of an epoch of {rows}")
-    if saved.position == rows:
-        return dataclasses.replace(saved, epoch=saved.epoch + 1, position=0, step=0)
-    return saved

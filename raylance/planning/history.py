@@ -27,15 +27,16 @@ class LoaderHistory:
     process: str = ""  # a key of the loader's process; "" if unknown
     begun_s: float = 0.0  # when the loader was made
     ended_s: float = 0.0  # when it handed out its last row, by the same clock
-    # Keys of the selected rows, see `selection_of`; and, by epoch, those of the rows that the epoch had before they
-    # changed in its middle. Intervals of different selections are not added up; others may follow.
+    # Keys of the selected rows of each dataset, see `selection_of`; and, by epoch, those of the rows that it had before
+    # these changed in its middle. Intervals of different selections are not added up; others may follow.
     selection: tuple[str, ...] = ()
-    earlier: Mapping[int, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    earlier: Mapping[int, Sequence[tuple[str, ...]]] = dataclasses.field(default_factory=dict)
     plan: str = ""  # a key of the plan that the rows are compared with
 
-    def selections_in(self, epoch: int) -> tuple[str, ...]:
-        """Returns the keys of the selected rows of an epoch, in the order in which it has had them."""
-        return self.earlier.get(epoch, ()) + self.selection
+    def selections_in(self, epoch: int) -> tuple[tuple[str, ...], ...]:
+        """Returns, for each dataset, the keys of its selected rows, in the order in which an epoch has had them."""
+        earlier = self.earlier.get(epoch, [()] * len(self.selection))
+        return tuple((*before, key) for before, key in zip(earlier, self.selection, strict=True))
 
     def share_of(self, interval: Interval) -> RankAndSize:
         """Returns the data-parallel rank and size that the rows of an interval belong to."""
@@ -370,9 +371,10 @@ def _doubt(runs: Sequence[_Stretch], epoch: int, *, is_forgotten: bool) -> str:
     if is_forgotten:
         return "the record of a loader holds no more than its last intervals, and what came before is forgotten"
     selections = {run.history.selections_in(epoch) for run in runs}
-    largest = max(selections, key=len)
-    if any(largest[: len(each)] != each for each in selections):
-        return f"they are of {len(selections)} selections of rows, between which the dataset was changed"
+    for of_dataset in itertools.zip_longest(*selections, fillvalue=()):
+        largest = max(of_dataset, key=len)
+        if any(largest[: len(each)] != each for each in of_dataset):
+            return f"they are of {len(selections)} selections of rows, between which the dataset was changed"
     return next((run.start.doubt for run in runs if run.start.doubt), "")
 
 

@@ -5,6 +5,7 @@ It shows which rows were handed out, and not in which step, or with which bytes.
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -73,9 +74,8 @@ class Expected:
     most_rows: int | None = None
     tokens: int | None = None  # number of tokens of the selection, if its rows are sequences of packed documents
     source: Any = None  # the `RowSource` of the selection; only needed if rows have changed in the course of the run
-    before: Sequence[Mapping[str, Any]] = ()  # of its earlier segments, the fields that say which rows were selected
     _known: dict[tuple[int, int, int], Digest] = dataclasses.field(default_factory=dict, repr=False)
-    _earlier: dict[int, HasOffsets] = dataclasses.field(default_factory=dict, repr=False)
+    _earlier: dict[str, HasOffsets] = dataclasses.field(default_factory=dict, repr=False)
 
     @functools.cached_property
     def whole(self) -> Digest:
@@ -107,12 +107,14 @@ class Expected:
         of a state that say which rows were selected in it, None for the last one; which positions, bool, (n,); and
         their offsets in the version of the segment.
         """
-        is_known = positions >= epoch.known_from
+        is_known = np.ones(len(positions), dtype=np.bool_)
+        for before, mine, rows in epoch.earlier(positions):
+            is_known &= ~mine
+            key = json.dumps(before, sort_keys=True)
+            if key not in self._earlier:
+                self._earlier[key] = self.source.selection_of(before)
+            yield before, mine, self._earlier[key].offsets(rows)
         yield None, is_known, self.selection.offsets(select_rows(epoch, positions[is_known]))
-        for segment, mine, rows in epoch.earlier(positions):
-            if segment not in self._earlier:
-                self._earlier[segment] = self.source.selection_of(self.before[segment])
-            yield self.before[segment], mine, self._earlier[segment].offsets(rows)
 
     def cost(self, epoch: int, end: int) -> str:
         """Returns the cost of the rows at the positions of an epoch before `end`, or the tokens of all sequences, in

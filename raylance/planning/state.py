@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeGuard
 
 from raylance.descriptions import CLASS, description_of, in_words, is_description
 from raylance.errors import ConfigError, StateError
-from raylance.orders.course import is_packed, unpacked
+from raylance.orders.compact import is_packed, unpacked
 from raylance.orders.permutation import Int64Array
 from raylance.orders.sampling import ClassBalanced, Weighted
 from raylance.planning.step_size import CostLimit, Size
@@ -44,7 +44,7 @@ _MOST = 2**63 - 1  # the largest count: keys, positions and tensors have 64 bits
 _MAY_BE_0 = ("order.bucket_rows", "order.bucket_cost")  # sizes that are 0 if they are not used
 _OMITTED_IF_ALL = ".epoch_rows"  # a component's field, left out if the component's epoch has all its selected rows
 
-_OPTIONAL = ("windows", "cost", "budget", "rows_of")  # fields that are left out if they are None
+_OPTIONAL = ("windows", "cost", "budget", "rows_of", "rows_from")  # fields that are left out if they are None
 
 _IDENTITY = (
     "uri", "version", "branch", "filter", "split", "windows", "rows", "fingerprint", "identity", "order", "seed",
@@ -88,6 +88,7 @@ class State:
     budget: Any = None  # the fields of `CostLimit`, in place of `global_batch_size`; for information
     # `version` and `identity` with which the run began, if it has moved to another version with the same rows since
     rows_of: Any = None
+    rows_from: int | None = None  # the first epoch whose rows are known, if those of earlier ones were others
 
     @property
     def size(self) -> Size | None:
@@ -136,12 +137,13 @@ def subject_of(state: Mapping[str, Any]) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-def changes_of(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Returns what has changed in the course of a run up to a state, earlier changes first: fields of
+def changes_of(state: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
+    """Returns, for each dataset of a state, what has changed in its rows, earlier changes first: fields of
     `raylance.orders.changed.Change`.
     """
     order = state.get("order", {})
-    return unpacked(order["changes"]) if "changes" in order else []
+    orders = [part["order"] for part in order["components"].values()] if "components" in order else [order]
+    return [unpacked(each["changes"]) if "changes" in each else [] for each in orders]
 
 
 def selection_of(state: Mapping[str, Any]) -> tuple[str, ...]:
@@ -153,8 +155,11 @@ def selection_of(state: Mapping[str, Any]) -> tuple[str, ...]:
     parts = order.get("components") if isinstance(state.get("uri"), Mapping) else None
     if not parts:
         return (json.dumps([*version.values(), state.get("rows"), state.get("fingerprint")], sort_keys=True),)
-    of_parts = {name: [(value or {}).get(name) for value in version.values()] for name in parts}
-    return tuple(json.dumps([*of_parts[name], part.get("rows")]) for name, part in parts.items())
+    of_parts = {  # a dataset that has joined since has no entry
+        name: [{**(state.get(field) or {}), **(value or {})}.get(name) for field, value in version.items()]
+        for name in parts
+    }
+    return tuple(json.dumps([*of_parts[name], part.get("rows"), None]) for name, part in parts.items())
 
 
 def states_in(content: bytes) -> list[Mapping[str, Any]]:
@@ -227,8 +232,13 @@ def _check_fields(state: State) -> None:
         if not _is_count(number, int(name in ("window_bytes", "dp_size"))):
             place = f"in epoch {state.epoch} at position {state.position} of {state.rows} rows"
             raise damaged(f"{name} {number!r}, {place}")
+    versions = state.version.values() if isinstance(state.version, Mapping) else [state.version]
+    if wrong := [each for each in versions if isinstance(each, int) and not _is_count(each, 0)]:
+        raise damaged(f"version {wrong[0]!r}")
     if not isinstance(state.seed, int) or isinstance(state.seed, bool):
         raise damaged(f"seed {state.seed!r}")
+    if not (state.rows_from is None or _is_count(state.rows_from, 1)):
+        raise damaged(f"rows from epoch {state.rows_from!r}")
     if not (state.global_batch_size is None or _is_count(state.global_batch_size, 1)):
         raise damaged(f"global batch {state.global_batch_size!r}")
     for name in ("order", "completed_shards", "components"):
@@ -253,6 +263,14 @@ class Versions(Protocol):
         them.
         """
 
+    def part(self, number: int) -> "Versions":
+        """Returns what is known of a dataset of a mixture."""
+
+    def fingerprint_of(self, fields: Mapping[str, Any] | None) -> str:
+        """Returns the fingerprint of the selected rows, or of those that fields of a state select; "" if these are not
+        known.
+        """
+
     def carry(
         self, before: Mapping[str, Any], after: Mapping[str, Any] | None, offsets: Int64Array, rows: Int64Array
     ) -> tuple[Int64Array, Int64Array] | None:
@@ -272,6 +290,14 @@ class NoVersions:
     def has_grown_from(self, before: Mapping[str, Any]) -> bool:
         """See `Versions`."""
         return False
+
+    def part(self, number: int) -> "NoVersions":
+        """See `Versions`."""
+        return self
+
+    def fingerprint_of(self, fields: Mapping[str, Any] | None) -> str:
+        """See `Versions`."""
+        return ""
 
     def carry(
         self, before: Mapping[str, Any], after: Mapping[str, Any] | None, offsets: Int64Array, rows: Int64Array
@@ -299,6 +325,7 @@ def check_state(
     saved: State,
     current: State,
     versions: Versions | None = None,
+    of: str = "",
     *,
     may_change: bool | None = None,
     may_begin: bool = True,
@@ -307,7 +334,7 @@ def check_state(
     accepts every saved number, and the loader reuses it. Allowed, with a warning, are other columns, another decoding,
     equal files in another place, another version with the same rows in the same order and, if `may_begin`, other rows
     of the same dataset where an epoch begins; with `may_change`, anywhere, and another order, too. `may_change` is None
-    if that is not asked for, and False if it is, and the order cannot change.
+    if that is not asked for, and False if it is, and the order cannot change. In texts, `of` names the dataset.
 
     Raises:
         StateError: If fields differ, with both values of each, side by side.
@@ -322,23 +349,24 @@ def check_state(
     if differing or (elsewhere and not is_known):
         differing = "\n".join(filter(None, [elsewhere, differing]))
         pins = " (version=… pins the version)" * ("  version: " in differing)
+        place = f"{saved.position:,} of {'its own ' if of else ''}epoch {saved.epoch}"
         raise StateError(
-            f"the checkpoint belongs to other data or another order:\n{differing}\n"
-            f"Its position, {saved.position:,} of epoch {saved.epoch}, would mean other rows. Give the saved "
-            f"values{pins}, or start under a new run name{_way_on(saved, current, may_change)}."
+            f"the checkpoint belongs to other data or another order{of}:\n{differing}\n"
+            f"Its position, {place}, would mean other rows. Give the saved values{pins}, or start under a new run name"
+            f"{_way_on(saved, current, may_change)}."
         )
     if left_out:
         logger.warning(
             "the run continues with %s:\n%s",
-            "other data or another order: of this epoch, the rows come that are left"
+            f"other data or another order{of}: of this epoch, the rows come that are left"
             if moved.has_changed
-            else "another version of the dataset, which has the same rows in the same order"
+            else f"another version of the dataset{of}, which has the same rows in the same order"
             if moved.rows_of
-            else "another version of the dataset: its present rows begin the epoch",
+            else f"another version of the dataset{of}: its present rows begin the epoch",
             _compare(saved, current, left_out),
         )
     if elsewhere:
-        logger.warning("the run continues with the same files, which lie in another place now:\n%s", elsewhere)
+        logger.warning("the run continues with the same files%s, which lie in another place now:\n%s", of, elsewhere)
     differing = _compare(saved, current, _SHOULD_MATCH)
     if differing:
         logger.warning(
@@ -352,12 +380,16 @@ def check_state(
 def _way_on(saved: State, current: State, may_change: bool | None) -> str:
     """Returns the advice for a run that can continue with the rest of the epoch, or ""."""
     others = [name for name in (*_MUST_MATCH, "order", "windows", "uri") if name not in _MAY_CHANGE]
-    if isinstance(saved.uri, Mapping) or _compare(saved, current, others):
+    if _compare(saved, current, others):
         return ""
+    if isinstance(saved.uri, Mapping):
+        fix = '; or continue with what is left: open these datasets with version=raylance.runs.Newest(when="now")'
+        return fix * ([*saved.uri] == [*current.uri])
     if may_change is False:
         return (
-            '. when="now" and "next_epoch" cannot be honoured: samples of several rows, buckets, mixtures and orders '
-            "that draw rows, or of another class of your own, take other rows only where an epoch begins"
+            '. when="now" and "next_epoch" cannot be honoured: samples of several rows, shards of whole fragments, '
+            "buckets and orders that draw rows, or of another class of your own, take other rows only where an epoch "
+            "begins"
         )
     return '; or continue with the rows that are left of the epoch: version=raylance.runs.Newest(when="now")'
 

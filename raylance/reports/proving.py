@@ -19,6 +19,7 @@ from raylance.columns import dataset_stem
 from raylance.descriptions import in_words
 from raylance.errors import ConfigError
 from raylance.observe.verdict import Verdict
+from raylance.orders.changed import PLACE
 from raylance.planning.digest import Interval
 from raylance.planning.history import LoaderHistory, line_of_history
 from raylance.planning.proof import EpochProof, Expected, prove
@@ -317,12 +318,17 @@ def _history_of(record: LoaderRecord) -> LoaderHistory:
     )
 
 
-def _earlier(state: Mapping[str, Any]) -> dict[int, tuple[str, ...]]:
-    """Returns, by epoch, the keys of the rows that it had before they changed in its middle."""
-    found: dict[int, tuple[str, ...]] = {}
-    for change in changes_of(state):
-        if change["position"]:
-            found[change["epoch"]] = found.get(change["epoch"], ()) + selection_of(change["before"])
+def _earlier(state: Mapping[str, Any]) -> dict[int, list[tuple[str, ...]]]:
+    """Returns, by epoch, for each dataset the keys of the rows that it had before they changed in its middle."""
+    found: dict[int, list[tuple[str, ...]]] = {}
+    datasets = changes_of(state)
+    for number, changes in enumerate(datasets):
+        for change in changes:
+            before = change["before"]
+            epoch, position = before.get(PLACE, (change["epoch"], change["position"]))
+            if position:
+                keys = found.setdefault(epoch, [()] * len(datasets))
+                keys[number] += selection_of(before | {"fingerprint": None} if PLACE in before else before)
     return found
 
 
@@ -347,13 +353,20 @@ def groups_of(run: Run) -> dict[str, list[LoaderRecord]]:
     for record in run.records:
         facts, state = record.facts, record.facts["state"]
         keys = [json.dumps([name, state[name]]) for name in ("identity", "uri") if state.get(name)]
+        if isinstance(
+            state.get("uri"), Mapping
+        ):  # of a mixture, one dataset may be moved, and another one have changed
+            keys += [json.dumps([*state["uri"], each]) for each in (state.get("identity") or {}).items()]
         place = next((first[key] for key in keys if key in first), state.get("uri"))
         first |= dict.fromkeys(keys, place)
         stem = facts.get("stem", facts["dataset"])
         stem = dataset_stem(place) if stem == dataset_stem(state.get("uri")) else stem
         named, subject = (stem, facts.get("number", 1), facts["split"]), subject_of(state | {"uri": place})
-        if changes := changes_of(state):  # a filter that has changed in the course of the run
-            of_first = subject_of(state | changes[0]["before"] | {"uri": place})
+        if changes := next(iter(changes_of(state)), []):  # a filter that has changed in the course of the run
+            before = changes[0]["before"]
+            if PLACE in before:  # of the first dataset of a mixture
+                before = {name: {next(iter(state["uri"])): before[name]} for name in ("filter", "split")}
+            of_first = subject_of(state | before | {"uri": place})
             subjects.setdefault((*named, subject), subjects.get((*named, of_first), of_first))
         groups.setdefault((*named, subjects.get((*named, subject), subject)), []).append(record)
     labels: dict[str, list[LoaderRecord]] = {}
@@ -422,5 +435,4 @@ def _expected(record: LoaderRecord, changes: dict[str, Any], most_rows: int | No
         most_rows=most_rows,
         tokens=selection.tokens,
         source=source,
-        before=[each["before"] for each in changes_of(state)],
     )

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow.fs
 
-from raylance.columns import split_offsets
+from raylance.columns import COMPONENT, split_offsets
 from raylance.errors import ConfigError, DatasetError
 from raylance.observe.record import open_folder
 from raylance.orders.order import Resolved
@@ -22,6 +22,7 @@ from raylance.planning.state import FILE_NAME, states_in, subject_of
 from raylance.planning.step_size import CostLimit
 from raylance.reports.proving import Plans, groups_of, histories_of
 from raylance.reports.reading import LoaderRecord, read_run
+from raylance.source.mixed_rows import MixedRows
 from raylance.source.rows import RowSource, TableRows
 from raylance.source.version import Source
 
@@ -86,7 +87,9 @@ def seen(
     asked = np.asarray(offsets).reshape(-1)
     if asked.size and asked.dtype.kind not in "iu":
         raise ConfigError(f"seen({offsets!r}): give row offsets, a list of integers.")
-    wanted = _Wanted(np.unique(asked.astype(np.int64)), number, version or records[-1].facts["state"]["version"])
+    last = records[-1].facts["state"]["version"]
+    last = [*last.values()][number] if isinstance(last, Mapping) else last
+    wanted = _Wanted(np.unique(asked.astype(np.int64)), number, version or last)
     plans, checkpoints = Plans(records, changes, None), _checkpoints(path, storage_filesystem, records)
     found: list[tuple[int, int, int, int, int, str]] = []
     for histories in histories_of(records).values():
@@ -119,7 +122,10 @@ class _Wanted:
         """Yields index and asked offset of those joined offsets that are asked for. They are of the version of a
         source, or of an earlier one that fields of a state name.
         """
-        pinned = source.version_of(fields) if isinstance(source, TableRows) else None
+        part = source.parts[self._component] if isinstance(source, MixedRows) else source
+        if fields is not None and fields.get(COMPONENT, self._component) != self._component:
+            return
+        pinned = part.version_of(fields) if isinstance(part, TableRows) else None
         key = None if pinned is None else pinned.version
         if key not in self._known:
             self._known[key] = self._offsets, self._offsets

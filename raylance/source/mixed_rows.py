@@ -13,6 +13,7 @@ from raylance.environment.shared import Shared
 from raylance.memory.arrow import take_rows
 from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.permutation import BoolArray, Int64Array
+from raylance.planning.proof import HasOffsets
 from raylance.samples.table import Described, FindingTable, Found, Located, Ranges, ResolvingTable, SampleTable
 from raylance.source.derived import Derived
 from raylance.source.reader import RowReader
@@ -45,6 +46,21 @@ class _MixSelection:
             mine = which == index
             out[mine] = join_offsets(index, part.offsets(selected[mine] - (ends[index] - part.rows)))
         return out
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _PartSelection:
+    """The selection of one component, with joined offsets."""
+
+    number: int
+    part: HasOffsets
+
+    @property
+    def rows(self) -> int:
+        return self.part.rows
+
+    def offsets(self, selected: Int64Array) -> Int64Array:
+        return join_offsets(self.number, self.part.offsets(selected))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,6 +212,15 @@ class MixedRows(RowSource):
         which, own = split_offsets(offsets)
         for number, part in enumerate(self.parts):
             part.check_asked(own[which == number])
+
+    def part(self, number: int) -> RowSource:
+        """See `RowSource.part`."""
+        return self.parts[number]
+
+    def selection_of(self, fields: Mapping[str, Any]) -> HasOffsets:
+        """See `RowSource.selection_of`; `fields` are of the dataset whose number they hold under `COMPONENT`."""
+        number = fields[COMPONENT]
+        return _PartSelection(number, self.parts[number].selection_of(fields))
 
     def has_rows_of(self, version: Any, identity: Any) -> bool:
         """See `RowSource.has_rows_of`; `version` and `identity` are dicts by name of a component."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from raylance.descriptions import read_setting
 from raylance.environment.shared import Shared
-from raylance.errors import DatasetError
+from raylance.errors import ConfigError, DatasetError
 from raylance.memory.lending import Lend, fresh_memory
 from raylance.orders.permutation import Int64Array
 from raylance.planning.proof import HasOffsets
@@ -129,9 +129,17 @@ class RowSource(abc.ABC):
         """
         return False
 
-    def selection_of(self, fields: Mapping[str, Any]) -> Selected:
+    def part(self, number: int) -> "RowSource":
+        """Returns the rows of a dataset of a mixture."""
+        raise DatasetError(f"{type(self).__name__}: not a mixture.")
+
+    def fingerprint_of(self, fields: Mapping[str, Any] | None) -> str:
+        """See `raylance.planning.state.Versions`. Raises DatasetError if the storage fails."""
+        return self.load_selection().fingerprint if fields is None else ""
+
+    def selection_of(self, fields: Mapping[str, Any]) -> HasOffsets:
         """Returns the rows that fields of a state select, of the version that they name. Raises DatasetError if that is
-        gone, or the rows are other ones.
+        gone, or the rows are other ones than those of the fingerprint, if there is one.
         """
         raise DatasetError(f"{type(self).__name__}: rows of other versions are not known.")
 
@@ -218,14 +226,25 @@ class TableRows(RowSource):
             there = np.concatenate([offsets, self.selection_of(before).offsets(rows)])
             selected = self.load_selection() if after is None else self.selection_of(after)
             here = self.version_of(after).offsets_of(self.version_of(before), np.sort(there))  # faster if sorted
-        except DatasetError as error:
+        except (DatasetError, ConfigError) as error:
             if failure_of(error) is Failure.PASSING:
                 raise
-            return None  # a version is gone
+            return None  # a version is gone, or the fields are damaged
         if here is None:
             return None
         here = here[here >= 0]
         return here, selected.count_before(here[selected.has(here)])
+
+    def fingerprint_of(self, fields: Mapping[str, Any] | None) -> str:
+        """See `RowSource.fingerprint_of`."""
+        if fields is None:
+            return self.load_selection().fingerprint
+        try:
+            return self.selection_of({**fields, "fingerprint": ""}).fingerprint
+        except (DatasetError, ConfigError) as error:
+            if failure_of(error) is Failure.PASSING:
+                raise
+            return ""
 
     def version_of(self, fields: Mapping[str, Any] | None) -> Source:
         """Returns the version of the dataset that fields of a state name; the pinned one without fields."""

@@ -219,9 +219,9 @@ def _warn_if_uneven(uri: str, split: FractionSplit, groups: Groups) -> None:
 
 
 def select_again(source: Source, filter: str | None, split: Split | None, fingerprint: str) -> Selection:
-    """Selects rows like `select`. Raises DatasetError if they are not those of the fingerprint."""
+    """Selects rows like `select`. Raises DatasetError if they are not those of the fingerprint, if there is one."""
     selection = select(source, filter, split)
-    if selection.fingerprint != fingerprint:
+    if selection.fingerprint != fingerprint != "":
         raise DatasetError(
             f"filter={filter and short_text(filter)!r}, split={split} selected the rows {fingerprint} of "
             f"{source.uri!r} at version {source.version} when the dataset was opened, and selects "

@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from raylance.orders.buckets import Buckets
+from raylance.orders.changed import Change, Changed
 from raylance.orders.mixture import Component, MixOrder
 from raylance.orders.order import Facts, Order, Resolved, join_tables
 from raylance.orders.registry import ORDERS
@@ -47,6 +48,26 @@ MIXED: tuple[Order, ...] = (
     ShardShuffle(shard_rows=4, window_shards=1, lanes=2),
     Sequential(shard_rows=5),
 )
+
+
+def grown(order: Order, rows: int, place: tuple[int, int], before: int, seed: int) -> Changed:
+    """An order that has `rows` from a place on, and had fewer before."""
+    fields = {"version": 1, "identity": "i", "filter": None, "split": None, "fingerprint": "f"}
+    fields |= {"rows": before, "seed": seed, "order": order.params()}
+    epoch, position = place
+    change = Change(epoch=epoch, position=position, left=rows - position, takes_new=True, keeps=True, before=fields)
+    return Changed(of=order, changes=(change,), shard_rows=order.shard_rows)
+
+
+def changed_mixture(rows: int, epoch: int) -> MixOrder:
+    """A mixture of `rows` positions and as many rows, of which one dataset has grown a third into an epoch, and whose
+    weights have changed in the second third.
+    """
+    order, (few, many) = RowShuffle(shard_rows=2), (rows // 3, 2 * rows // 3)
+    mixed = mix_of(rows, (order, few, 2), (MIXED[1], rows - many, 1), spread="tree")
+    part, place = mixed.components[0], mixed.course.epoch(epoch).own_place(0, few)
+    part = dataclasses.replace(part, rows=many, order=grown(order, many, place, few, part.seed))
+    return mixed.with_rows(epoch, few, {0: part}).moved(epoch, many, {"a": 1, "b": 3}, "loss of b")
 
 
 def mix_of(stop: str | int, *parts: tuple[Order, int, int], **settings: Any) -> MixOrder:

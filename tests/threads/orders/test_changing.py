@@ -17,6 +17,7 @@ import pytest
 import raylance
 from raylance.errors import ConfigError, StateError
 from raylance.runs import Newest
+from tests.helpers.living import Living, append, new_data
 
 BATCH = 10
 
@@ -24,11 +25,6 @@ BATCH = 10
 @pytest.fixture
 def uri(write_dataset: Callable[..., str]) -> str:
     return write_dataset(pa.table({"id": np.arange(100), "group": np.arange(100) % 5}))
-
-
-def append(uri: str, first: int, rows: int) -> None:
-    ids = np.arange(first, first + rows)
-    lance.write_dataset(pa.table({"id": ids, "group": ids % 5}), uri, mode="append")
 
 
 def opened(uri: str, when: str = "now", **arguments: Any) -> raylance.Dataset:
@@ -332,6 +328,26 @@ def test_the_way_back_ends_where_rows_have_changed(uri: str) -> None:
         assert {*take(loader)} == ids_of(uri), "an epoch that begins anew has the present rows"
 
 
+def test_no_way_leads_back_to_an_epoch_of_other_rows(uri: str) -> None:
+    """Epochs before the present one are not known any more; they gave other rows without a word."""
+    _, state = begun(uri, 6)
+    append(uri, 100, 30)
+    with continued(uri, state) as loader:
+        take(loader)
+        take(loader, 3)
+        state = loader.state_dict()
+    for steps in (1, 2):
+        with continued(uri, state) as loader:
+            rest = take(loader, 3)
+            loader.seek(loader.global_step - 3)
+            assert take(loader, 3) == rest
+            with pytest.raises(ConfigError, match="epoch 1"):
+                loader.seek(8)
+            loader.seek(loader.global_step - 3)
+            take(loader, steps)
+            state = loader.state_dict()
+
+
 def test_the_rows_of_two_versions_must_be_comparable(uri: str) -> None:
     _, state = begun(uri, 4)
     for when in ("refuse", None):
@@ -498,47 +514,11 @@ def test_rows_that_are_not_there_were_not_seen(uri: str, tmp_path: Path) -> None
 
 
 @dataclasses.dataclass
-class Played:
+class Played(Living):
     """A run whose dataset, filter, order and world change at random, and what each row should have come to."""
 
-    uri: str
-    folder: str
-    rng: np.random.Generator
-    newest: int  # the largest id
-    filter: str | None = None
-    order: str = "window"
-    seed: int = 0
+    folder: str = ""
     state: dict[str, Any] | None = None
-    had: list[int] = dataclasses.field(default_factory=list)  # in the present epoch
-    due: set[int] = dataclasses.field(default_factory=set)
-
-    def selected(self) -> set[int]:
-        return {*lance.dataset(self.uri).to_table(columns=["id"], filter=self.filter)["id"].to_pylist()}
-
-    def change(self) -> None:
-        """Changes the dataset, or what is asked of it."""
-        data, (low, high) = lance.dataset(self.uri), sorted(self.rng.integers(0, self.newest + 1, 2))
-        match self.rng.integers(0, 9):
-            case 0 | 1:
-                append(self.uri, self.newest + 1, more := int(self.rng.integers(1, 40)))
-                self.newest += more
-            case 2:
-                data.delete(f"id >= {low} AND id < {min(high, low + 9)}")
-            case 3 if data.has_stable_row_ids:
-                data.update({"group": "group"}, where=f"id >= {low} AND id < {min(high, low + 9)}")
-            case 3:  # an updated row is another one
-                data.update({"id": f"id + {self.newest + 1}"}, where=f"id >= {low} AND id < {min(high, low + 9)}")
-                self.newest = 2 * self.newest + 1
-            case 4:
-                self.filter = str(self.rng.choice([f"id >= {low // 2}", "group != 3", "id % 7 != 2"]))
-            case 5:
-                self.filter = None
-            case 6:
-                self.order = str(self.rng.choice(["window", "row", "shard", "sequential"]))
-            case 7:
-                self.seed = int(self.rng.integers(0, 99))
-            case 8:
-                data.create_scalar_index("group", "BTREE", replace=True)
 
     def start(self, when: str) -> None:
         """Starts the run again, with another number of ranks and another size of a step; all ranks make some steps."""
@@ -573,27 +553,21 @@ class Played:
 
 @pytest.mark.promise("P1", "P2", "P5")
 @pytest.mark.parametrize("number", range(6))
-def test_any_changes_at_any_restarts(write_dataset: Callable[..., str], tmp_path: Path, number: int) -> None:
-    play(write_dataset, str(tmp_path / "run"), number)
+def test_any_changes_at_any_restarts(tmp_path: Path, number: int) -> None:
+    play(tmp_path, number)
 
 
-def play(write_dataset: Callable[..., str], folder: str, number: int) -> None:
+def play(folder: Path, number: int) -> None:
     """Plays a run; compares what came with what was due, and proves it from its record."""
-    rng = np.random.default_rng(number)
-    table = pa.table({"id": np.arange(100), "group": np.arange(100) % 5})
-    uri = write_dataset(table, enable_stable_row_ids=bool(number % 2))
-    run = Played(uri, folder, rng, 99)
+    rng, record = np.random.default_rng(number), str(folder / "run")
+    run = Played(new_data(folder, 100, stable_row_ids=bool(number % 2)), rng, 99, folder=record)
     for _ in range(8):
         run.start(str(rng.choice(["now", "next_epoch"])))
         for _ in range(rng.integers(0, 3)):
-            if len(run.selected()) < 40:  # the largest step has 29
-                run.filter = None
+            run.grow(40)  # the largest step has 29
             run.change()
-        if len(run.selected()) < 40:
-            run.filter = None
-            append(uri, run.newest + 1, 60)
-            run.newest += 60
-    proof = raylance.prove_run(folder)
+        run.grow(40)
+    proof = raylance.prove_run(record)
     assert not proof.faults, proof
     assert proof.ok, proof
 
