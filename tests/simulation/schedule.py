@@ -19,6 +19,7 @@ from raylance.planning.balance import Balance
 from raylance.planning.plan import Chunk, Plan, WorkItem
 from raylance.planning.step_size import CostLimit, Remainder
 from raylance.testing import SampleRows
+from tests.helpers.orders import changed_mixture, grown
 
 T = TypeVar("T")
 
@@ -231,6 +232,13 @@ def make_plan(order: int, rows: int, size: int, world_size: int, remainder: Rema
         ShardShuffle(shard_rows=4, window_shards=1, lanes=1),
         Weighted(weights=1.0 + np.arange(rows) % 3, shard_rows=3),
     )
+    if rows in (12, 60):  # not drawn: runs whose rows and weights have changed in the epoch
+        kinds = (
+            *kinds[:2],
+            grown(kinds[2], rows, (EPOCH, rows // 3), rows // 2, 7),
+            kinds[3],
+            changed_mixture(rows, EPOCH),
+        )
     costs = np.arange(rows) * 5 % 7
     bound, tables = kinds[order].bind(SampleRows(count=rows))
     return Plan(
