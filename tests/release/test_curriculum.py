@@ -1,4 +1,6 @@
-"""A curriculum over three sources: weights by a schedule, by losses, and edited at a restart; ranks are killed."""
+"""A curriculum over three sources: weights by a schedule, by losses, and edited at restarts, where rows of the sources
+have changed, too; ranks are killed.
+"""
 
 import json
 import os
@@ -8,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -50,24 +53,35 @@ def train_fn(config: dict[str, Any]) -> None:
 @pytest.mark.promise("P1", "P3", "P5", "P6")
 @pytest.mark.usefixtures("ray_session")
 def test_killed_at_each_change_and_resized(write_dataset: Callable[..., str], tmp_path: Path) -> None:
-    web, code, math = (
-        raylance.dataset(write_dataset(pa.table({"id": np.arange(first, first + ROWS)})), order="row", seed=1)
-        for first in (0, ROWS, 2 * ROWS)
-    )
-    stages = raylance.runs.Schedule(weights={STAGE: {"web": 1, "code": 3}}, unit_rows=BATCH)
-    planned = raylance.mix({"web": (web, 3), "code": (code, 1)}, schedule=stages)
-    edited = raylance.mix({"web": (web, 1), "code": (code, 0), "math": (math, 1)})
+    uris = [write_dataset(pa.table({"id": np.arange(first, first + ROWS)})) for first in (0, ROWS, 2 * ROWS)]
+
+    def newest(uri: str, **given: Any) -> raylance.Dataset:
+        return raylance.dataset(uri, version=raylance.runs.Newest(when="now"), order="row", seed=1, **given)
+
+    def planned() -> raylance.Dataset:
+        web, code, _ = map(newest, uris)
+        stages = raylance.runs.Schedule(weights={STAGE: {"web": 1, "code": 3}}, unit_rows=BATCH)
+        return raylance.mix({"web": (web, 3), "code": (code, 1)}, schedule=stages)
+
+    def edited() -> raylance.Dataset:
+        """Of one source, rows are gone and others have come; another one has a filter."""
+        ids = (2 + lance.dataset(uris[0]).version) * ROWS + np.arange(500)
+        lance.write_dataset(pa.table({"id": ids}), uris[0], mode="append")
+        lance.dataset(uris[0]).delete("id % 100 < 5")
+        web, math = newest(uris[0]), newest(uris[2], filter="id % 2 = 0")
+        return raylance.mix({"web": (web, 1), "code": (newest(uris[1]), 0), "math": (math, 1)})
+
     log = tmp_path / "log"
     log.mkdir()
     for workers, stop, data, killed in (
         (2, EDIT, planned, (STAGE, STAGE + 1, MOVE, MOVE + 1)),
-        (3, EDIT + 6, edited, (EDIT + 1,)),
+        (3, EDIT + 8, edited, (EDIT + 1,)),  # a checkpoint: the rows have changed since, and would not come again
         (1, END, edited, ()),
     ):
         TorchTrainer(
             train_fn,
             train_loop_config={"log": str(log), "stop": stop, "killed": killed},
-            datasets={"train": data},
+            datasets={"train": data()},
             dataset_config=raylance.DataConfig(num_decoders=0),
             scaling_config=ray.train.ScalingConfig(num_workers=workers),
             run_config=ray.train.RunConfig(
@@ -85,11 +99,16 @@ def test_killed_at_each_change_and_resized(write_dataset: Callable[..., str], tm
     assert len(delivered) == len({*delivered}), "no source has ended, so no row comes twice"
     for step, rows in enumerate(steps):
         due = SHARES[max(first for first in SHARES if first <= step)]
-        assert np.abs(np.bincount(np.array(rows) // ROWS, minlength=3) - due).max() <= 1, step
+        found = np.bincount(np.minimum(np.array(rows) // ROWS, 3) % 3, minlength=3)  # new rows are of the first source
+        assert np.abs(found - due).max() <= 1, step
+        if step >= EDIT:
+            assert not [row for row in rows if row % 100 < 5 and (row < ROWS or row >= 3 * ROWS)]
+            assert not [row for row in rows if row % 2 and row // ROWS == 2]
+    assert max(delivered) >= 3 * ROWS
     for again in attempts.values():  # what came again after a kill were the same rows
         whole = [sorted(row for ids in parts for row in ids) for parts in again.values()]
         assert all({*part} <= {*max(whole, key=len)} for part in whole)
     proof = raylance.prove_run(tmp_path / "run")
     assert proof.ok, proof
-    (found,) = proof.datasets
-    assert [one.rows for one in found.epochs] == [END * BATCH]
+    (proven,) = proof.datasets
+    assert [one.rows for one in proven.epochs] == [END * BATCH]
