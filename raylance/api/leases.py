@@ -319,9 +319,9 @@ class LeaseDesk:
         plan = cursor.plan(size=1, dp_size=1, reader_bytes=Options().reader_bytes)
         if cursor.known_from > (0, 0):
             raise StateError(
-                f"rows of {self._spec.delivery.uri!r} were deleted, updated or are not selected any more, or have "
-                "changed in a mixture. Leases take appended rows only, of one dataset, because the rows of earlier "
-                "tickets must stay known. Open the data as before, or give another name=."
+                f"the rows of earlier tickets of {self._spec.delivery.uri!r} are not known: rows were deleted, updated "
+                "or filtered out, or those of a mixture have changed. Leases take appended rows of one dataset only. "
+                "Open the data as before, or give another name=."
             )
         cursor.follow(plan)
         self._order, self._ends = plan.order, [0]  # the number of tickets before each epoch

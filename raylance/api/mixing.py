@@ -70,7 +70,8 @@ def mix(
     A run that is restarted may have other weights, another schedule, `turn_rows` and `stop`, and more datasets, which
     are named after the others: they hold from the position of the checkpoint on. Each dataset goes on where it was in
     its own order, and the rows before the position stay what they were. A dataset that is to leave gets the weight 0.
-    With `version=raylance.runs.Newest(when=…)`, a dataset may have other rows, another filter, split, order and seed.
+    A dataset that was opened with `version=raylance.runs.Newest(when=…)` may also have other rows, and another filter,
+    split, order and seed.
 
     Returns:
         A handle, as `raylance.dataset` returns. Checkpoints of a run on it hold the position in each dataset.

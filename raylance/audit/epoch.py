@@ -39,7 +39,8 @@ class AuditReport:
 
     Every row that Lance selects is expected once in an epoch. In a mixture, an epoch may read a dataset several times.
     The last time may be only a part of it. After n whole times and such a part, each row is expected n or n + 1 times.
-    If an order draws with replacement, a row is expected as often as it was drawn.
+    If an order draws with replacement, a row is expected as often as it was drawn; and so it is after the rows of a
+    mixture have changed in the epoch.
 
     Attributes:
         counts: Numbers of rows by name. "expected": rows of an epoch. "delivered": rows handed out, without padding.
@@ -108,7 +109,7 @@ class EpochAudit:
             StateError: If the state belongs to other rows or another order.
         """
         self._data, read_spec, delivery_spec = data, opened_of(data).read, opened_of(data).delivery
-        cursor = Cursor(read_spec.origin, delivery_spec, read_spec.source, looks_back=True)
+        cursor = Cursor(read_spec.origin, delivery_spec, read_spec.source)
         names = ("data", "global_batch_size", "budget", "world_size", "epoch", "position", "state")
         step = read_size(
             "EpochAudit()", 1, global_batch_size=global_batch_size, budget=budget, others=older, known=names
@@ -119,7 +120,12 @@ class EpochAudit:
             parse_state(state)
             now = cursor.state(None, 1)
             anyhow = {name: getattr(now, name) for name in ("uri", "columns", "decode", "transform", "codecs")}
-            saved, delivery_spec = cursor.load({**state, **anyhow}), cursor.delivery_spec
+            content = {**state, **anyhow}
+            try:
+                back = Cursor(read_spec.origin, delivery_spec, read_spec.source, looks_back=True)
+                saved, delivery_spec = back.load(content), back.delivery_spec
+            except StateError:  # versions of rows before the position may be gone
+                saved, delivery_spec = cursor.load(content), cursor.delivery_spec
             given = {name: getattr(saved, name) if value is None else value for name, value in given.items()}
             size = saved.size if size is None else size
         if not isinstance(size, CostLimit):
@@ -350,7 +356,8 @@ class EpochAudit:
         """Returns numbers of rows that came less or more often than expected, and a line for each kind of fault."""
         drawn, counts, faults = Tally(tally.selected), {"missing": 0, "twice": 0}, []
         end = self.plan.rows_of(self.epoch)
-        are_drawn = [part.order.repeats or (self._known_from > 0 and not self._has_changed) for part in self._parts]
+        by_plan = self._known_from > 0 and not self._has_changed  # a mixture whose rows have changed
+        are_drawn = [by_plan or part.order.repeats for part in self._parts]
         for rows in self._rows(self._known_from, end) if any(are_drawn) else ():
             drawn.add(rows)
         standings = self._delivery_spec.order.standings(self.epoch, end)

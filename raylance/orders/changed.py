@@ -199,8 +199,8 @@ class _ChangedEpoch(Epoch):
 
     @property
     def known_from(self) -> int:
-        """The first position whose row is selected now. Earlier ones give rows that are left, as padding does, or if
-        none is left, any rows.
+        """The first position whose row is selected now. Earlier ones, for which only padding asks, give rows that are
+        left; any rows if none is left.
         """
         epoch, position = self.order.known_from
         if self.number < epoch or ((epoch, position) > (0, 0) and self.number < self.order.settings.asked_from):

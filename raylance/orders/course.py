@@ -30,10 +30,10 @@ class Segment:
         spread: How positions are dealt: "tree", or "pattern" for checkpoints of raylance 0.10 and before.
         schedule: Later quotas: each from a number of rows of the run on, counted over all epochs, ascending.
         reason: Why it began; "" for the first segment, and for what a restart has changed.
-        is_move: Whether the training function has changed the quotas, not the arguments of `raylance.mix`.
+        is_move: Whether its quotas are those of the training function, not of the arguments of `raylance.mix`.
         turn_rows: Number of positions in a row that one component gets.
-        own: The components whose rows change where it begins: for each its number, the rows of its own epochs before,
-            and how many rows it had before in the epoch, if its own epochs had always been as they are from here on.
+        own: The components whose rows change where it begins: for each its number; the rows of its own epochs before;
+            and how many rows it would have had before in the epoch if its own epochs had always had the new rows.
     """
 
     epoch: int = 0

@@ -64,7 +64,9 @@ class Component:
 
     def adopt(self, params: Mapping[str, Any]) -> "Component":
         """Returns the component with the values of `params` for the fields that are "auto"."""
-        order = params["order"] if isinstance(self.order, Changed) else params["order"].get("of", params["order"])
+        order = params["order"]
+        if order["name"] == Changed.name and not isinstance(self.order, Changed):
+            order = order["of"]
         adopted = dataclasses.replace(self, order=self.order.adopt(order))
         if self.epoch_rows != "auto":
             return adopted
@@ -245,7 +247,8 @@ class MixOrder(Order):
             last,
             epoch=epoch,
             position=position,
-            reason="",
+            spread="tree",
+            reason=last.reason if last.place == (epoch, position) else "",
             own=tuple((number, *of) for number, of in sorted(own.items())),
         )
         parts = tuple(changed.get(number, part) for number, part in enumerate(self.components))

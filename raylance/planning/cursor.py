@@ -52,15 +52,15 @@ class Cursor:
         looks_back: bool = False,
     ) -> None:
         """Begins at the start of epoch 0. `origin` holds the fields of a state that `ReadSpec.origin` returns;
-        `versions` is the `RowSource` of the rows. States tell what has changed from the epoch `keeps_from` on; None for
-        the present one. With `looks_back`, the plan also knows the rows from there on, in a mixture those of the
-        present epoch, and not only those from the position on.
+        `versions` is the `RowSource` of the rows. States keep the changes from the epoch `keeps_from` on; by default,
+        from the present one on. With `looks_back`, the plan also knows the rows before the position; in a mixture,
+        those of the present epoch.
         """
         self._origin, self.delivery_spec, self._versions = origin, delivery_spec, versions or NoVersions()
         self._given = delivery_spec  # before a pass or a state has filled in the sizes of its order, or changed it
         self._keeps_from, self._looks_back = keeps_from, looks_back
         self._rows_of: Mapping[str, Any] | None = None
-        self._rows_from = 0  # the first epoch whose rows are known, but for those in which the order says more
+        self._rows_from = 0  # the first epoch whose rows are known; the order may name a later place
         self.epoch = self.position = self.step = self.global_step = 0
         self.holder: object = None
         self.settle: Callable[[], None] = _nothing
@@ -302,10 +302,10 @@ class Cursor:
                 continue
             versions, origin = self._versions.part(number), origin_of(self._origin, part.name)
             keeps_from = first_own[number] if saved.position or self._looks_back else None
-            spec, looks_back = spec_of(given, part, versions), self._looks_back
-            cursor = Cursor(origin, spec, versions, keeps_from=keeps_from, looks_back=looks_back)
+            alone, looks_back = spec_of(given, part, versions), self._looks_back
+            cursor = Cursor(origin, alone, versions, keeps_from=keeps_from, looks_back=looks_back)
             own = state_of(saved, part, dealt.own_place(number, saved.position), versions, origin)
-            _, has_changed = cursor._load(own, cursor._given, f" of {part.name!r}", may_begin=not saved.position)
+            _, has_changed = cursor._load(own, alone, f" of {part.name!r}", may_begin=not saved.position)
             spec = cursor.delivery_spec
             now_order = placed(spec.order, saved.epoch, saved.position) if has_changed else spec.order
             now = dataclasses.replace(part, order=now_order, tables=spec.tables)
@@ -326,12 +326,13 @@ class Cursor:
         """See `load`. Returns also whether the rows or their order differ from those of the state; `of` names them. If
         the state is carried over changes, it is not at the end of an epoch, though nothing may be left of it now.
         """
-        present, whole = self.delivery_spec, saved.order
+        present, forgets = self.delivery_spec, False
         first = saved.epoch if self._keeps_from is None else self._keeps_from
         asked = first if self._looks_back else saved.epoch  # of which rows are asked for, also if none is left
         with _damaging():
             order = as_recorded(given.order, saved.order)
             if isinstance(order, Changed):
+                forgets = order.changes[0].epoch < first
                 saved = dataclasses.replace(saved, order=since(saved.order, first))
                 order = as_recorded(given.order, saved.order)
         self.delivery_spec = dataclasses.replace(given, order=order)
@@ -370,9 +371,7 @@ class Cursor:
         self.delivery_spec, self.global_step = spec, saved.global_step
         self.epoch, self.position, self.step = saved.epoch, saved.position, saved.step
         self._before = self.holder = None
-        self._rows_from = saved.epoch if begins else saved.rows_from or 0
-        if not begins and since(whole, first) != whole:  # changes of earlier epochs are forgotten
-            self._rows_from = first
+        self._rows_from = saved.epoch if begins else first if forgets else saved.rows_from or 0
         return saved, is_other or begins
 
     def completed_shards(self) -> Int64Array:

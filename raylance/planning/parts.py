@@ -28,7 +28,7 @@ def recorded_in(saved: State, order: MixOrder) -> MixOrder | None:
     optional = ("branch", "windows", "cost")
     fields = {name: value for name in _BY_NAME if (value := getattr(saved, name)) is not None or name not in optional}
     for part, of in zip(recorded.components, saved.order["components"].values(), strict=True):
-        with refusing(f"dataset {part.name!r}", [of, fields, saved.rows_of]):
+        with refusing(f"settings of dataset {part.name!r}", [of, fields, saved.rows_of]):
             _ = of["order"]["name"], of["seed"] + 1, [value[part.name] for value in fields.values()]
             _ = saved.rows_of is None or [{**saved.rows_of[name]} for name in _VERSION]
             rows = of["rows"] if of.get("epoch_rows", "auto") == "auto" else of["epoch_rows"]
@@ -83,10 +83,11 @@ def state_of(
         rows_of=rows_of if all(rows_of.values()) else None,
         rows_from=None,
     )
-    differing = {name for name in _ROWS if getattr(found, name) != origin[name]}
+    differing = {name for name in (*_ROWS, "windows") if getattr(found, name) != origin.get(name)}
     if differing <= {*_VERSION} and (not differing or versions.has_rows_of(found.version, found.identity)):
         return dataclasses.replace(found, fingerprint=versions.fingerprint_of(None))
-    return dataclasses.replace(found, fingerprint=versions.fingerprint_of(found.before))
+    # Where the epoch of the mixture begins, no position means a row, and the scan would be for nothing.
+    return dataclasses.replace(found, fingerprint=versions.fingerprint_of(found.before) if saved.position else "")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,13 +125,16 @@ def carried(
         moved = recorded.with_rows(saved.epoch, saved.position, changed)
         described |= {part.name: part.params() for part in changed.values()}
         order["segments"] = write_segments(moved.segments)
-        saved = dataclasses.replace(saved, rows=spec.rows, fingerprint=spec.fingerprint)
+        saved = dataclasses.replace(saved, rows=spec.rows)
+        others = [part.name for number, part in enumerate(recorded.components) if number not in parts]
+        if all((saved.windows or {}).get(name) == (origin.get("windows") or {}).get(name) for name in others):
+            saved = dataclasses.replace(saved, fingerprint=spec.fingerprint)
     fields: dict[str, Any] = {name: {**getattr(saved, name)} for name in ("uri", *_ROWS)}
     for name, each in itertools.product(fields, parts.values()):
         fields[name][each.part.name] = origin[name][each.part.name]
     rows_of = {name: {**fields[name], **(saved.rows_of or fields)[name]} for name in _VERSION}
     for name, each in itertools.product(_VERSION, parts.values()):
-        rows_of[name][each.part.name] = (each.rows_of or {name: origin[name][each.part.name]})[name]
+        rows_of[name][each.part.name] = each.rows_of[name] if each.rows_of else origin[name][each.part.name]
     has_moved = saved.rows_of or any(each.rows_of for each in parts.values())
     return dataclasses.replace(
         saved,

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from raylance.errors import CoverageError
+from raylance.errors import ConfigError, CoverageError, DatasetError
 from raylance.orders.checking import select_rows
 from raylance.orders.order import Epoch, Resolved, costs_in_words
 from raylance.orders.permutation import BoolArray, Int64Array
@@ -173,6 +173,8 @@ def _prove(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> Epo
     except _TooManyError:
         status, left_out = "counted", 0
         text = f"{_rows(line)} {_NOT_COMPARED}: that takes long, and prove_run does it"
+    except (ConfigError, DatasetError) as error:  # a version of earlier rows is gone
+        status, left_out, text = "counted", 0, f"{_rows(line)} {_NOT_COMPARED}: {error}"
     if status == "proven" and line.only_lacks_the_end:
         status, text = "unproven", f"{text}; the epoch is not proven after position {line.end:,}"
     if status != "fault" and line.came_again:

@@ -142,13 +142,14 @@ def changes_of(state: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
     `raylance.orders.changed.Change`.
     """
     order = state.get("order", {})
-    orders = [part["order"] for part in order["components"].values()] if "components" in order else [order]
+    is_mixture = isinstance(state.get("uri"), Mapping)
+    orders = [part["order"] for part in order["components"].values()] if is_mixture else [order]
     return [unpacked(each["changes"]) if "changes" in each else [] for each in orders]
 
 
 def selection_of(state: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns a key of the rows that a state selects from its data, one for each dataset of a mixture. For the same
-    data, equal keys mean equal rows.
+    """Returns a key of the rows that a state selects from its data, one for each dataset of a mixture. Equal keys mean
+    the same version and number of rows; of one dataset, the same rows.
     """
     version = {name: state.get(name) for name in _VERSION} if state.get("rows_of") is None else state["rows_of"]
     order = state.get("order", {})
@@ -383,7 +384,7 @@ def _way_on(saved: State, current: State, may_change: bool | None) -> str:
     if _compare(saved, current, others):
         return ""
     if isinstance(saved.uri, Mapping):
-        fix = '; or continue with what is left: open these datasets with version=raylance.runs.Newest(when="now")'
+        fix = '; or open the datasets that differ with version=raylance.runs.Newest(when="now"): what is left follows'
         return fix * ([*saved.uri] == [*current.uri])
     if may_change is False:
         return (

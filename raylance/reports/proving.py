@@ -353,9 +353,8 @@ def groups_of(run: Run) -> dict[str, list[LoaderRecord]]:
     for record in run.records:
         facts, state = record.facts, record.facts["state"]
         keys = [json.dumps([name, state[name]]) for name in ("identity", "uri") if state.get(name)]
-        if isinstance(
-            state.get("uri"), Mapping
-        ):  # of a mixture, one dataset may be moved, and another one have changed
+        if isinstance(state.get("uri"), Mapping):
+            # One dataset of a mixture may be moved, and another one have changed.
             keys += [json.dumps([*state["uri"], each]) for each in (state.get("identity") or {}).items()]
         place = next((first[key] for key in keys if key in first), state.get("uri"))
         first |= dict.fromkeys(keys, place)
@@ -428,7 +427,9 @@ def _expected(record: LoaderRecord, changes: dict[str, Any], most_rows: int | No
         raise ConfigError(f"{opened!r} selects other rows than the run did.")
     if not has_order:
         state = dataclasses.replace(parse_state(state), order=opened_of(opened).delivery.order.params()).to_dict()
-    order = EpochAudit(opened, state=state).plan.order
+    # A later state of the loader, as after a change of the weights, does not know all epochs that the record has.
+    begun = {name: value for name, value in record.facts.get("begun", {}).items() if name in ("epoch", "position")}
+    order = EpochAudit(opened, state=state | begun).plan.order
     return Expected(
         selection=selection,
         order=order if has_order else None,

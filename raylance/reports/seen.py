@@ -122,9 +122,10 @@ class _Wanted:
         """Yields index and asked offset of those joined offsets that are asked for. They are of the version of a
         source, or of an earlier one that fields of a state name.
         """
-        part = source.parts[self._component] if isinstance(source, MixedRows) else source
-        if fields is not None and fields.get(COMPONENT, self._component) != self._component:
-            return
+        parts = source.parts if isinstance(source, MixedRows) else (source,)
+        if self._component >= len(parts) or (fields or {}).get(COMPONENT, self._component) != self._component:
+            return  # the dataset has joined later, or the rows are of another one
+        part = parts[self._component]
         pinned = part.version_of(fields) if isinstance(part, TableRows) else None
         key = None if pinned is None else pinned.version
         if key not in self._known:

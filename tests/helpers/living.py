@@ -1,4 +1,4 @@
-"""A dataset that lives: its rows, its filter and its order change at random."""
+"""A dataset whose rows, filter and order change at random."""
 
 import dataclasses
 from pathlib import Path

@@ -81,6 +81,8 @@ class Run:
         self.has_schedule = random.random() < 0.3
         self.stop = random.choice(["first_exhausted", "all_exhausted", 17, 61])
         self.delivered: list[tuple[int, int]] = []  # in the present epoch: datasets and names
+        self.given = self.shares = [data.quota for data in self.data]  # by the arguments, and what holds now
+        self.has_moved = False  # whether the training function has changed them
 
     def part(self, number: int) -> Data:
         return self.data[number]
@@ -165,8 +167,8 @@ class Run:
                 self.begin_epoch()
         else:
             self.begin_epoch()
-        size = random.randint(1, 9)
-        plan = cursor.plan(size=size, dp_size=random.randint(1, 3), reader_bytes=1 << 20)
+        size, dp_size, came = random.randint(1, 9), random.randint(1, 3), list[tuple[tuple[int, ...], list[int]]]()
+        plan = cursor.plan(size=size, dp_size=dp_size, reader_bytes=1 << 20)
         cursor.follow(plan)
         if self.state:
             back = self.cursor(looks_back=True)
@@ -180,15 +182,32 @@ class Run:
                 cursor.end_epoch()
                 self.begin_epoch()
                 continue
+            if came and random.random() < 0.1:
+                self.shares, self.has_moved = [1 + random.randint(-1, 3) for _ in self.data], True
+                self.shares[0] += 1
+                cursor.reweight({f"d{number}": share for number, share in enumerate(self.shares)}, "losses")
+                plan = cursor.plan(size=size, dp_size=dp_size, reader_bytes=1 << 20)
             after = plan.after(cursor.epoch, cursor.position, 1)
-            self.take(cursor, plan.order.epoch(cursor.epoch).rows(np.arange(cursor.position, after)))
+            rows = plan.order.epoch(cursor.epoch).rows(np.arange(cursor.position, after))
+            came.append((cursor.place, rows.tolist()))
+            self.take(cursor, rows)
             is_last = after >= plan.rows_of(cursor.epoch)
             if is_last:
                 self.check_the_end()
             cursor.advance(after, is_last=is_last)
             if is_last:
                 self.begin_epoch()
+        if came := [each for each in came if each[0][0] == cursor.epoch]:
+            self.check_the_way_back(cursor, plan, *random.choice(came))
         self.state = json.loads(json.dumps(cursor.state(size, 1).to_dict()))
+
+    def check_the_way_back(self, cursor: Cursor, plan: Any, place: tuple[int, ...], rows: list[int]) -> None:
+        """A step of this start comes again."""
+        end = cursor.place
+        cursor.seek(plan, place[3])
+        assert cursor.place == place
+        assert plan.order.epoch(place[0]).rows(np.arange(place[1], place[1] + len(rows))).tolist() == rows
+        cursor.return_to(end)
 
     def check_what_came(self, cursor: Cursor, plan: Any) -> None:
         """The epoch knows what it has had, in the versions of that time."""
@@ -209,7 +228,7 @@ class Run:
         for row in rows.tolist():
             number, name = now[row]
             data = self.data[number]
-            assert data.quota or self.has_schedule
+            assert self.has_share(number)
             if data.due <= data.had:  # its next own epoch
                 assert self.stop != "first_exhausted"
                 data.had, data.due = set(), {*data.selected()}
@@ -218,9 +237,12 @@ class Run:
             data.had.add(name)
             self.delivered.append((number, name))
 
+    def has_share(self, number: int) -> bool:
+        return self.shares[number] > 0 or (self.has_schedule and not self.has_moved)
+
     def check_the_end(self) -> None:
         if self.stop == "first_exhausted":
-            assert any(data.due <= data.had for data in self.data if data.quota or self.has_schedule)
+            assert any(data.due <= data.had for number, data in enumerate(self.data) if self.has_share(number))
         elif self.stop != "all_exhausted":
             assert len(self.delivered) == self.stop
 
@@ -244,6 +266,12 @@ class Run:
         if len(self.data) < 4 and random.randint(0, 5) == 0:
             self.data.append(self.new_data())
             self.data[-1].due = {*self.data[-1].selected()}
+        wanted, more = [data.quota for data in self.data], [0] * (len(self.data) - len(self.given))
+        if wanted != self.given + more or (self.has_schedule and more):
+            self.shares, self.has_moved = wanted, False
+        else:
+            self.shares = self.shares + more
+        self.given = wanted
         self.start()
 
 

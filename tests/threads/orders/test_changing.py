@@ -328,8 +328,8 @@ def test_the_way_back_ends_where_rows_have_changed(uri: str) -> None:
         assert {*take(loader)} == ids_of(uri), "an epoch that begins anew has the present rows"
 
 
-def test_no_way_leads_back_to_an_epoch_of_other_rows(uri: str) -> None:
-    """Epochs before the present one are not known any more; they gave other rows without a word."""
+def test_a_seek_to_an_earlier_epoch_of_other_rows_is_refused(uri: str) -> None:
+    """Epochs before the present one are not known any more; they gave other rows."""
     _, state = begun(uri, 6)
     append(uri, 100, 30)
     with continued(uri, state) as loader:

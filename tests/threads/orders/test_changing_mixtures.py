@@ -210,7 +210,7 @@ def test_an_audit_and_a_reopened_run_know_what_has_changed(uris: list[str]) -> N
         assert {*ids(take(loader), "a")} == {*range(100)} - {*range(3, 100, 10)}
 
 
-def test_the_way_back_ends_where_rows_have_changed(uris: list[str]) -> None:
+def test_a_seek_before_a_change_is_refused(uris: list[str]) -> None:
     _, state = begun(mixed(uris), 4)
     append(uris[1], 50, 20)
     with mixed(uris).loader(runtime="threads") as loader:
@@ -311,8 +311,8 @@ def test_a_dataset_that_joins_after_an_index_is_proven(uris: list[str], tmp_path
     assert proof.ok, proof
 
 
-def test_no_way_leads_back_to_an_epoch_of_other_rows(uris: list[str]) -> None:
-    """Epochs before the present one are not known any more; they gave other rows without a word."""
+def test_a_seek_to_an_earlier_epoch_of_other_rows_is_refused(uris: list[str]) -> None:
+    """Epochs before the present one are not known any more; they gave other rows."""
     _, state = begun(mixed(uris, stop=120), 4)
     append(uris[0], 100, 30)
     for _ in range(2):
@@ -361,3 +361,63 @@ def test_samples_of_several_rows_go_on_with_an_index(uris: list[str]) -> None:
     append(uris[1], 50, 20)
     with mixed(uris, windows, windows).loader(runtime="threads") as loader, pytest.raises(StateError, match="'b'"):
         loader.load_state_dict(state)
+
+
+def test_weights_that_change_after_rows_have(uris: list[str], tmp_path: Path) -> None:
+    """The record's state is a later one then, of an epoch that does not know what has changed in the one before."""
+    record = {"record": str(tmp_path / "run"), "name": "train"}
+    _, state = begun(mixed(uris, stop=150), 4, **record)
+    append(uris[0], 100, 30)
+    with mixed(uris, stop=150).loader(runtime="threads", **record) as loader:
+        loader.load_state_dict(state)
+        take(loader)
+        take(loader, 2)
+        loader.reweight({"a": 1, "b": 1}, reason="losses")
+        take(loader, 2)
+        state = loader.state_dict()
+    assert EpochAudit(reopen(state), state=state).count().ok
+    proof = raylance.prove_run(record["record"])
+    assert [(one.status, one.end) for one in proof.datasets[0].epochs] == [("proven", 150), ("proven", 40)], proof
+
+
+def test_rows_that_change_where_the_weights_have(uris: list[str]) -> None:
+    with mixed(uris).loader(runtime="threads") as loader:
+        take(loader, 4)
+        loader.reweight({"a": 1, "b": 1}, reason="losses")
+        state = loader.state_dict()
+    append(uris[0], 100, 30)
+    with mixed(uris).loader(runtime="threads") as loader:
+        loader.load_state_dict(state)
+        assert [part for part, _ in take(loader, 2)].count("a") == BATCH
+        (segment,) = loader.state_dict()["order"]["segments"]
+    assert segment["reason"] == "losses"
+
+
+def test_rows_of_a_dataset_that_has_joined_were_not_seen_before(uris: list[str], tmp_path: Path) -> None:
+    record = {"record": str(tmp_path / "run"), "name": "train"}
+    _, state = begun(mixed(uris, stop=60), 100, **record)
+    uris.append(new_data(tmp_path, 40, stable_row_ids=False))
+    with mixed(uris, stop=60).loader(runtime="threads", **record) as loader:
+        loader.load_state_dict(state)
+        rows = take(loader)
+    seen = raylance.runs.seen(record["record"], np.arange(40), component="c")
+    assert sorted(seen["row_offset"]) == sorted(ids(rows, "c"))
+    assert {*seen["epoch"]} == {1}
+
+
+def test_without_earlier_versions_the_rest_is_audited_and_the_epoch_counted(uris: list[str], tmp_path: Path) -> None:
+    """A dataset has begun another own epoch since, so that the run needs no version of before."""
+    record, state = {"record": str(tmp_path / "run"), "name": "train"}, None
+    for start in range(3):
+        with mixed(uris, stop=600).loader(runtime="threads", **record) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            assert len(take(loader, 15)) == 150
+            state = json.loads(json.dumps(loader.state_dict()))
+        if start == 0:
+            lance.dataset(uris[1]).delete("id % 7 = 3")
+        elif start == 1:
+            lance.dataset(uris[1]).cleanup_old_versions(datetime.timedelta(0))
+    assert EpochAudit(reopen(state), state=state).count().ok
+    proof = raylance.prove_run(record["record"])
+    assert [one.status for one in proof.datasets[0].epochs] == ["counted"], proof
