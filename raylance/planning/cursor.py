@@ -10,7 +10,7 @@ import numpy as np
 
 from raylance.arguments import check_integer
 from raylance.errors import ConfigError
-from raylance.orders.changed import Changed, as_recorded, can_change, could_change, placed, since
+from raylance.orders.changed import Changed, as_recorded, can_change, could_change, placed, since, unchanged
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import WINDOW_BYTES
 from raylance.orders.permutation import Int64Array
@@ -355,7 +355,9 @@ class Cursor:
             self.delivery_spec = present
         begins = bool(moved.fields) and not moved.has_changed and moved.rows_of is None
         is_other = moved.has_changed or bool(may_change and waits(order, saved, given.on_new_version))
-        if is_other:
+        if begins:  # what has changed before does not lead to the present rows
+            spec = dataclasses.replace(spec, order=unchanged(spec.order))
+        elif is_other:
             spec = change_at(spec, saved, self._versions, asked)
         elif isinstance(spec.order, Changed):
             spec = with_left_rows(spec, spec.order, asked, self._versions)
