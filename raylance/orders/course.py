@@ -32,6 +32,7 @@ class Segment:
         reason: Why it began; "" for the first segment, and for what a restart has changed.
         is_move: Whether its quotas are those of the training function, not of the arguments of `raylance.mix`.
         turn_rows: Number of positions in a row that one component gets.
+        asked: If it is a move, the quotas of arguments that hold from the same place on, in whose place it is.
         own: The components whose rows change where it begins: for each its number; the rows of its own epochs before;
             and how many rows it would have had before in the epoch if its own epochs had always had the new rows.
     """
@@ -45,6 +46,7 @@ class Segment:
     reason: str = ""
     is_move: bool = False
     turn_rows: int = 1
+    asked: Quotas = ()
     own: tuple[tuple[int, int, int], ...] = ()
 
     @property
@@ -61,7 +63,8 @@ class Segment:
         """Returns the segment for more components, of which the new ones have no share."""
         more = (0,) * (components - len(self.quotas))
         schedule = tuple((rows, quotas + more) for rows, quotas in self.schedule)
-        return dataclasses.replace(self, quotas=self.quotas + more, schedule=schedule)
+        asked = self.asked + more if self.asked else ()
+        return dataclasses.replace(self, quotas=self.quotas + more, schedule=schedule, asked=asked)
 
     def rows_before(self, rows: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the rows of the components' own epochs before the segment, from those in it."""
@@ -432,6 +435,7 @@ def write_segments(segments: Sequence[Segment]) -> Any:
     for segment in segments:
         fields = {name: getattr(segment, name) for name in defaults if getattr(segment, name) != defaults[name]}
         fields["quotas"] = [*segment.quotas]
+        fields |= {"asked": [*segment.asked]} if segment.asked else {}
         fields |= {"own": [[*each] for each in segment.own]} if segment.own else {}
         found.append(fields | ({"schedule": write_schedule(segment.schedule)} if segment.schedule else {}))
     return packed(found)
@@ -448,6 +452,7 @@ def read_segments(value: Any, components: int) -> tuple[Segment, ...]:
                 "epoch": _count(fields.get("epoch", 0)),
                 "position": _count(fields.get("position", 0)),
                 "turn_rows": max(1, _count(fields.get("turn_rows", 1))),
+                "asked": _quotas(fields["asked"], components) if fields.get("asked") else (),
                 "own": tuple(_own(each, components) for each in fields.get("own", ())),
             }
             found.append(Segment(**fields | known))

@@ -222,8 +222,19 @@ class MixOrder(Order):
         named = check_weights("reweight()", weights, [part.name for part in self.components])
         quotas = shares_of(shares(named, self.row_costs))
         last = self.rule_at(epoch, position)
-        move = Segment(quotas=quotas, stop=last.stop, turn_rows=last.turn_rows, reason=reason, is_move=True)
-        return self.changed(dataclasses.replace(move, epoch=epoch, position=position))
+        asked = last.asked if last.is_move else last.quotas
+        return self.changed(
+            Segment(
+                epoch=epoch,
+                position=position,
+                quotas=quotas,
+                stop=last.stop,
+                turn_rows=last.turn_rows,
+                reason=reason,
+                is_move=True,
+                asked=asked if last.place == (epoch, position) else (),
+            )
+        )
 
     def changed(self, segment: Segment) -> Self:
         """Returns the mixture with another rule from the segment's place on."""
@@ -249,6 +260,7 @@ class MixOrder(Order):
             position=position,
             spread="tree",
             reason=last.reason if last.place == (epoch, position) else "",
+            asked=last.asked if last.place == (epoch, position) else (),
             own=tuple((number, *of) for number, of in sorted(own.items())),
         )
         parts = tuple(changed.get(number, part) for number, part in enumerate(self.components))
@@ -324,8 +336,9 @@ class MixOrder(Order):
 
 
 def _given(history: Sequence[Segment]) -> Segment:
-    """Returns the last segment that arguments of `raylance.mix` have made."""
-    return next(segment for segment in reversed(history) if not segment.is_move)
+    """Returns the last segment that arguments of `raylance.mix` have made, also if a move has taken its place."""
+    last = next(segment for segment in reversed(history) if segment.asked or not segment.is_move)
+    return dataclasses.replace(last, quotas=last.asked) if last.is_move else last
 
 
 def _are_close(one: Segment, other: Segment) -> bool:

@@ -51,6 +51,7 @@ def histories(draw: st.DrawFn, most_segments: int = 4) -> tuple[tuple[Segment, .
             schedule=draw(schedules(len(rows), 120)),
             spread=draw(st.sampled_from(["tree", "pattern"])),
             turn_rows=draw(st.sampled_from([1, 1, 2, 5])),
+            asked=draw(st.just(()) | rules(len(rows))),
             own=tuple(
                 (number, draw(st.integers(1, 12)), draw(st.integers(0, 30)) * (position > 0))
                 for number in sorted(draw(st.sets(st.integers(0, len(rows) - 1)))) * ((epoch, position) > (0, 0))

@@ -182,7 +182,7 @@ class Run:
                 cursor.end_epoch()
                 self.begin_epoch()
                 continue
-            if came and random.random() < 0.1:
+            if (came or not self.has_schedule) and random.random() < 0.1:
                 self.shares, self.has_moved = [1 + random.randint(-1, 3) for _ in self.data], True
                 self.shares[0] += 1
                 cursor.reweight({f"d{number}": share for number, share in enumerate(self.shares)}, "losses")

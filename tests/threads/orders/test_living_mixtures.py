@@ -156,6 +156,26 @@ def test_weights_change_between_two_steps_of_a_pass(datasets: dict[str, raylance
         assert [shares({"id": np.array(ids)}) for ids in take(loader, 2)] == [{"b": 12}] * 2
 
 
+def test_weights_that_change_before_the_first_step_of_a_restart(
+    datasets: dict[str, raylance.Dataset], caplog: pytest.LogCaptureFixture
+) -> None:
+    """They took the place of those of the arguments, which the next start then took for new ones."""
+    with raylance.mix(weighed(datasets, 1, 1)).loader() as loader:
+        take(loader, 2)
+        state = loader.state_dict()
+    other = raylance.mix(weighed(datasets, 1, 2))
+    with other.loader() as loader:
+        loader.load_state_dict(state)
+        loader.reweight({"a": 3, "b": 1}, reason="losses")
+        take(loader, 2)
+        state = json.loads(json.dumps(loader.state_dict()))
+    caplog.clear()
+    with other.loader() as loader, caplog.at_level(logging.WARNING, "raylance"):
+        loader.load_state_dict(state)
+        assert not caplog.records, "the same arguments again are no change"
+        assert shares({"id": np.array(take(loader, 1)[0])}) == {"a": 9, "b": 3}
+
+
 def test_a_step_that_is_taken_back_has_the_weights_that_it_had(datasets: dict[str, raylance.Dataset]) -> None:
     with raylance.mix(weighed(datasets, 1, 1)).loader() as loader:
         batches = iter(loader.iter_batches(global_batch_size=BATCH))
