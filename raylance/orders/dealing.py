@@ -64,7 +64,7 @@ class _Tree:
     def __init__(self, quotas: Quotas, debts: tuple[int, ...] | None = None, unit: int = 1) -> None:
         """Takes the quotas, and what each component is owed of earlier positions, in parts of a position's `unit`."""
         # By node, the root first: quota of the left half, quota of both, what is added to the left one, and the nodes
-        # of the halves. A component is a node that goes to itself.
+        # of the halves. The node of a component has itself in place of halves.
         nodes: list[tuple[int, int, int, int, int]] = []
         owners: list[int] = []
         self._paths: list[list[tuple[int, int, int, bool]]] = [[] for _ in quotas]  # (…, is left), the root last
@@ -186,7 +186,7 @@ class _Turns:
     """Deals positions in turns of some rows of one component, as another dealer deals single ones."""
 
     dealer: Dealer
-    rows: int  # of a turn
+    rows: int  # number of positions in a turn
 
     def place(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """See `Dealer.place`."""

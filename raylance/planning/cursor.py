@@ -85,7 +85,7 @@ class Cursor:
         epoch = check_integer("set_epoch(): epoch", epoch, 0)
         given_up = self.position if epoch == self.epoch else 0
         order, given = self.delivery_spec.order, self._given
-        if (epoch, 0) < self.known_from:  # it begins anew, with the present rows
+        if (epoch, 0) < self.known_from:  # it has the present rows from its start on
             self._rows_from = 0
             self.delivery_spec = dataclasses.replace(
                 self.delivery_spec, order=order.renewed(given.order), tables=given.tables
@@ -328,7 +328,9 @@ class Cursor:
         """
         present, forgets = self.delivery_spec, False
         first = saved.epoch if self._keeps_from is None else self._keeps_from
-        asked = first if self._looks_back else saved.epoch  # of which rows are asked for, also if none is left
+        asked = (
+            first if self._looks_back else saved.epoch
+        )  # the first epoch whose rows are asked for, also if none is left
         with _damaging():
             order = as_recorded(given.order, saved.order)
             if isinstance(order, Changed):

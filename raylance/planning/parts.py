@@ -10,10 +10,9 @@ from raylance.orders.compact import refusing
 from raylance.orders.course import write_segments
 from raylance.orders.mixture import Component, MixOrder
 from raylance.planning.delivery_spec import DeliverySpec
-from raylance.planning.state import State, Versions, damaged
+from raylance.planning.state import VERSION, State, Versions, damaged
 
-_VERSION = ("version", "identity")
-_ROWS = (*_VERSION, "filter", "split")  # with the code, they determine the selected rows
+_ROWS = (*VERSION, "filter", "split")  # with the code, they determine the selected rows
 _BY_NAME = ("uri", "branch", *_ROWS, "windows", "cost")  # fields of a state that a mixture holds by dataset
 _OF_BATCHES = ("columns", "decode", "transform", "codecs", "cost")  # compared for all datasets together
 
@@ -30,7 +29,7 @@ def recorded_in(saved: State, order: MixOrder) -> MixOrder | None:
     for part, of in zip(recorded.components, saved.order["components"].values(), strict=True):
         with refusing(f"settings of dataset {part.name!r}", [of, fields, saved.rows_of]):
             _ = of["order"]["name"], of["seed"] + 1, [value[part.name] for value in fields.values()]
-            _ = saved.rows_of is None or [{**saved.rows_of[name]} for name in _VERSION]
+            _ = saved.rows_of is None or [{**saved.rows_of[name]} for name in VERSION]
             rows = of["rows"] if of.get("epoch_rows", "auto") == "auto" else of["epoch_rows"]
             if min(of["rows"], rows) < 1:
                 raise ValueError(f"an epoch of {rows} of {of['rows']} rows")
@@ -69,7 +68,7 @@ def state_of(
 ) -> State:
     """Returns the state of one dataset, which is at a place of its own epochs. `origin` describes its present rows."""
     of, (epoch, position) = saved.order["components"][part.name], place
-    rows_of = {name: (saved.rows_of or {}).get(name, {}).get(part.name) for name in _VERSION}
+    rows_of = {name: (saved.rows_of or {}).get(name, {}).get(part.name) for name in VERSION}
     found = dataclasses.replace(
         saved,
         **origin_of({name: getattr(saved, name) for name in _BY_NAME if name not in _OF_BATCHES}, part.name),
@@ -84,7 +83,7 @@ def state_of(
         rows_from=None,
     )
     differing = {name for name in (*_ROWS, "windows") if getattr(found, name) != origin.get(name)}
-    if differing <= {*_VERSION} and (not differing or versions.has_rows_of(found.version, found.identity)):
+    if differing <= {*VERSION} and (not differing or versions.has_rows_of(found.version, found.identity)):
         return dataclasses.replace(found, fingerprint=versions.fingerprint_of(None))
     # Where the epoch of the mixture begins, no position means a row, and the scan would be for nothing.
     return dataclasses.replace(found, fingerprint=versions.fingerprint_of(found.before) if saved.position else "")
@@ -132,8 +131,8 @@ def carried(
     fields: dict[str, Any] = {name: {**getattr(saved, name)} for name in ("uri", *_ROWS)}
     for name, each in itertools.product(fields, parts.values()):
         fields[name][each.part.name] = origin[name][each.part.name]
-    rows_of = {name: {**fields[name], **(saved.rows_of or fields)[name]} for name in _VERSION}
-    for name, each in itertools.product(_VERSION, parts.values()):
+    rows_of = {name: {**fields[name], **(saved.rows_of or fields)[name]} for name in VERSION}
+    for name, each in itertools.product(VERSION, parts.values()):
         rows_of[name][each.part.name] = each.rows_of[name] if each.rows_of else origin[name][each.part.name]
     has_moved = saved.rows_of or any(each.rows_of for each in parts.values())
     return dataclasses.replace(

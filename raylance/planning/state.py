@@ -28,9 +28,10 @@ LOADERS = "loaders"
 # Each of these must be equal, or the saved position would mean other rows.
 _MUST_MATCH = ("branch", "version", "identity", "filter", "split", "rows", "fingerprint", "seed")
 # These may change between runs, but rarely on purpose.
-_VERSION = ("version", "identity")
+VERSION = ("version", "identity")
+"""The fields that say which version of a dataset a state is of."""
 # These may differ where an epoch begins, because no position refers to the rows there: the dataset has changed.
-_MAY_GROW = (*_VERSION, "rows", "fingerprint")
+_MAY_GROW = (*VERSION, "rows", "fingerprint")
 _DRAWN = (Weighted.name, ClassBalanced.name)  # orders that draw rows
 # These may differ in the middle of an epoch, if that is asked for: it continues with the rows that are left.
 _MAY_CHANGE = (*_MAY_GROW, "filter", "split", "seed", "order")
@@ -151,7 +152,7 @@ def selection_of(state: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns a key of the rows that a state selects from its data, one for each dataset of a mixture. Equal keys mean
     the same version and number of rows; of one dataset, the same rows.
     """
-    version = {name: state.get(name) for name in _VERSION} if state.get("rows_of") is None else state["rows_of"]
+    version = {name: state.get(name) for name in VERSION} if state.get("rows_of") is None else state["rows_of"]
     order = state.get("order", {})
     parts = order.get("components") if isinstance(state.get("uri"), Mapping) else None
     if not parts:
@@ -419,8 +420,8 @@ def _moved_on(saved: State, current: State, versions: Versions, *, may_change: b
     if not differing:
         return Moved(saved.rows_of)
     version = saved.version, saved.identity
-    if differing <= {*_VERSION} and versions.has_rows_of(*version):
-        return Moved(saved.rows_of or {name: getattr(saved, name) for name in _VERSION}, fields=_VERSION)
+    if differing <= {*VERSION} and versions.has_rows_of(*version):
+        return Moved(saved.rows_of or {name: getattr(saved, name) for name in VERSION}, fields=VERSION)
     is_moved, is_rewritten = saved.version != current.version, saved.identity != current.identity
     if (saved.uri, saved.branch) != (current.uri, current.branch) or not isinstance(saved.uri, str):
         return Moved(saved.rows_of)

@@ -363,7 +363,7 @@ def groups_of(run: Run) -> dict[str, list[LoaderRecord]]:
         named, subject = (stem, facts.get("number", 1), facts["split"]), subject_of(state | {"uri": place})
         if changes := next(iter(changes_of(state)), []):  # a filter that has changed in the course of the run
             before = changes[0]["before"]
-            if PLACE in before:  # of the first dataset of a mixture
+            if PLACE in before:  # the first dataset of a mixture has changed
                 before = {name: {next(iter(state["uri"])): before[name]} for name in ("filter", "split")}
             of_first = subject_of(state | before | {"uri": place})
             subjects.setdefault((*named, subject), subjects.get((*named, of_first), of_first))

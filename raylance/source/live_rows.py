@@ -42,7 +42,7 @@ class LiveRows:
         cannot be blobs. A field of a struct, "image.bytes", is a column of that name.
         """
         is_plain = not (len(offsets) and self.has_deletions)
-        if is_plain or offsets[-1] >= self._fragments[1][-1]:  # Lance says that there is no such row
+        if is_plain or offsets[-1] >= self._fragments[1][-1]:  # Lance raises an error for a row that does not exist
             return select_fields(self.dataset.take(pa.array(offsets), columns=columns), columns)
         found = [
             self.dataset.take(pa.array(own + first), columns=columns)

@@ -64,7 +64,7 @@ def test_killed_at_each_change_and_resized(write_dataset: Callable[..., str], tm
         return raylance.mix({"web": (web, 3), "code": (code, 1)}, schedule=stages)
 
     def edited() -> raylance.Dataset:
-        """Of one source, rows are gone and others have come; another one has a filter."""
+        """One source has lost rows and got others; another one has a filter."""
         ids = (2 + lance.dataset(uris[0]).version) * ROWS + np.arange(500)
         lance.write_dataset(pa.table({"id": ids}), uris[0], mode="append")
         lance.dataset(uris[0]).delete("id % 100 < 5")

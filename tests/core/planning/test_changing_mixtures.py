@@ -38,7 +38,7 @@ class Data:
     seed: int
     quota: int
     when: str
-    # Of its present own epoch: the rows that it had, and those that were due in it
+    # In its present own epoch: the rows that it had, and all that it must have
     had: set[int] = dataclasses.field(default_factory=set)
     due: set[int] = dataclasses.field(default_factory=set)
 

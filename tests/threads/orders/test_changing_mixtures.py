@@ -226,7 +226,7 @@ def test_a_seek_before_a_change_is_refused(uris: list[str]) -> None:
         assert not {*ids(more, "a")} & {*ids(rest, "a")}
         loader.set_epoch(0)
         again = take(loader)
-        assert max(ids(again, "b")) >= 50, "an epoch that begins anew has the present rows"
+        assert max(ids(again, "b")) >= 50, "after set_epoch, the epoch has the present rows"
         assert {*ids(again, "a")} == {*range(100)}
         state = loader.state_dict()
     with mixed(uris).loader(runtime="threads") as loader:
@@ -329,7 +329,7 @@ def test_a_seek_to_an_earlier_epoch_of_other_rows_is_refused(uris: list[str]) ->
         loader.set_epoch(0)
         first = take(loader, 4)
         loader.set_epoch(0)
-        assert take(loader, 4) == first, "an epoch that begins anew is known"
+        assert take(loader, 4) == first, "after set_epoch, the epoch is known"
         loader.seek(loader.global_step - 3)
         assert take(loader, 3) == first[10:]
 
@@ -349,7 +349,7 @@ def test_a_damaged_state_is_refused(uris: list[str]) -> None:
 
 
 def test_samples_of_several_rows_go_on_with_an_index(uris: list[str]) -> None:
-    """Their rows may change where the epoch of the mixture begins only; a version with the same rows is no change."""
+    """Their rows may change only where an epoch of the mixture begins. A version with the same rows is not a change."""
     windows = {"samples": raylance.Windows(episode="group", offsets={"id": [0, 1]})}
     with mixed(uris, windows, windows).loader(runtime="threads") as loader:
         assert len([*itertools.islice(loader.batches(global_batch_size=BATCH), 2)]) == 2
