@@ -237,23 +237,25 @@ class MixOrder(Order):
         )
 
     def changed(self, segment: Segment) -> Self:
-        """Returns the mixture with another rule from the segment's place on."""
+        """Returns the mixture with another rule from the segment's place on. If own epochs have changed there before,
+        their rows before the place are those before the first change.
+        """
         kept = [each for each in self.segments if each.place < segment.place]
-        own = [each.own for each in self.segments if each.place == segment.place and not segment.own]
-        return dataclasses.replace(self, segments=(*kept, dataclasses.replace(segment, own=own[0]) if own else segment))
+        own = {each[0]: each for same in self.segments if same.place == segment.place for each in same.own}
+        own |= {number: (number, own.get(number, (0, rows))[1], count) for number, rows, count in segment.own}
+        segment = dataclasses.replace(segment, own=tuple(own[number] for number in sorted(own)))
+        return dataclasses.replace(self, segments=(*kept, segment))
 
     def with_rows(self, epoch: int, position: int, changed: Mapping[int, Component]) -> Self:
         """Returns the mixture with other rows of some components from a place on, by their numbers. The last change of
         a component's order says how many are left of its own epoch; without changes, it begins one there.
         """
-        dealt, own = self.course.epoch(epoch), {}
+        dealt, own = self.course.epoch(epoch), []
         for number, part in changed.items():
             passes = dealt.own_place(number, position)[0] - dealt.first_own[number]
             begun = part.rows - part.order.changes[-1].left if position and isinstance(part.order, Changed) else 0
-            own[number] = self.own_rows[number], passes * part.rows + begun
+            own.append((number, self.own_rows[number], passes * part.rows + begun))
         last = self.rule_at(epoch, position)
-        if last.place == (epoch, position):  # the second restart there: the rows before are those before the first one
-            own |= {number: (rows, own.get(number, (0, count))[1]) for number, rows, count in last.own}
         here = dataclasses.replace(
             last,
             epoch=epoch,
@@ -261,7 +263,7 @@ class MixOrder(Order):
             spread="tree",
             reason=last.reason if last.place == (epoch, position) else "",
             asked=last.asked if last.place == (epoch, position) else (),
-            own=tuple((number, *of) for number, of in sorted(own.items())),
+            own=tuple(own),
         )
         parts = tuple(changed.get(number, part) for number, part in enumerate(self.components))
         return dataclasses.replace(self, components=parts).changed(here)
